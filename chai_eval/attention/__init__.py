@@ -1,0 +1,25 @@
+"""Clustered attention: the heart of the package. Needs torch (and transformers to enter a model), nothing else."""
+
+from __future__ import annotations
+
+from chai_eval.attention.clustered import clustered_attention, full_attention
+from chai_eval.attention.inject import ForwardPass, Layer, UnsupportedModel, attention_layers, take_over
+from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
+from chai_eval.attention.probe import probe_features, probe_probabilities
+from chai_eval.attention.rows import Rows
+
+__all__ = [
+    "ForwardPass",
+    "Layer",
+    "Membership",
+    "Rows",
+    "UnsupportedModel",
+    "attention_layers",
+    "clustered_attention",
+    "full_attention",
+    "membership_from_labels",
+    "membership_of",
+    "probe_features",
+    "probe_probabilities",
+    "take_over",
+]

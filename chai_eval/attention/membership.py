@@ -1,0 +1,163 @@
+"""Membership: which heads form a cluster, for all requests of a batch at once (DESIGN section 3, steps 3 and 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Representative = Literal["first", "medoid"]
+
+# Distances closer than this are a tie. They are computed in float64 from probabilities in float32: two heads that
+# attend exactly alike then differ by rounding of about 1e-16, two that differ at all by far more than 1e-9.
+TIE = 1e-9
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Clusters of the heads of one layer, for each row of a batch.
+
+    Clusters are numbered by their lowest head.
+
+    Attributes
+    ----------
+    cluster : Tensor [rows, heads], int64
+        The cluster each head belongs to.
+    representative : Tensor [rows, clusters], int64
+        The head whose queries and keys stand in for the cluster.
+    """
+
+    cluster: Tensor
+    representative: Tensor
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters, the same in every row."""
+        return self.representative.shape[1]
+
+    def expand(self, rows: int) -> Membership:
+        """The one membership (of one row) for every one of `rows` rows."""
+        return Membership(self.cluster.expand(rows, -1), self.representative.expand(rows, -1))
+
+
+def cosine_distance(features: Tensor) -> Tensor:
+    """d(i, j) = 1 - x_i · x_j / (|x_i| |x_j|), in float64.
+
+    Parameters
+    ----------
+    features : Tensor [rows, heads, n]
+
+    Returns
+    -------
+    Tensor [rows, heads, heads], float64, zero on the diagonal, symmetric to the bit
+    """
+    unit = torch.nn.functional.normalize(features.double(), dim=-1)
+    distance = 1.0 - unit @ unit.transpose(-1, -2)
+    distance = (distance + distance.transpose(-1, -2)) / 2  # a matrix product need not be symmetric to the bit
+    distance.diagonal(dim1=-2, dim2=-1).zero_()
+    return distance
+
+
+def average_linkage(distance: Tensor, clusters: int) -> Tensor:
+    """Agglomerative clustering with average linkage of every row, down to a number of clusters.
+
+    Each step merges the two clusters with the smallest mean distance; among ties, the pair with the lowest heads.
+    The distance of a merged cluster to another is the mean weighted by size (Lance and Williams, 1967).
+
+    Parameters
+    ----------
+    distance : Tensor [rows, heads, heads], float64
+        Symmetric.
+    clusters : int
+        1 to heads.
+
+    Returns
+    -------
+    Tensor [rows, heads], int64
+        For each head the lowest head of its cluster.
+    """
+    rows, heads, _ = distance.shape
+    device = distance.device
+    row = torch.arange(rows, device=device)
+    apart = distance.clone()
+    apart.diagonal(dim1=-2, dim2=-1).fill_(float("inf"))
+    size = torch.ones(rows, heads, dtype=distance.dtype, device=device)
+    lowest = torch.arange(heads, device=device).repeat(rows, 1)
+    for _ in range(heads - clusters):
+        flat = apart.view(rows, -1)
+        tied = flat <= flat.amin(1, keepdim=True) + TIE
+        pair = tied.to(torch.uint8).argmax(1)  # the first that ties: lowest head, then lowest partner
+        keep, gone = pair // heads, pair % heads
+        size_keep, size_gone = size[row, keep, None], size[row, gone, None]
+        merged = (apart[row, keep] * size_keep + apart[row, gone] * size_gone) / (size_keep + size_gone)
+        merged[row, gone] = float("inf")
+        apart[row, keep] = merged
+        apart[row, :, keep] = merged
+        apart[row, gone] = float("inf")
+        apart[row, :, gone] = float("inf")
+        size[row, keep] += size[row, gone]
+        lowest = torch.where(lowest == gone[:, None], keep[:, None], lowest)
+    return lowest
+
+
+def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
+    """Membership with the first head of each cluster as its representative.
+
+    Parameters
+    ----------
+    lowest : Tensor [rows, heads], int64
+        For each head the lowest head of its cluster, as `average_linkage` gives it.
+    clusters : int
+        Number of clusters in every row.
+    """
+    heads = lowest.shape[1]
+    is_first = lowest == torch.arange(heads, device=lowest.device)
+    number = is_first.cumsum(1) - 1
+    # A stable sort puts the first heads in front, in order.
+    first = torch.argsort((~is_first).to(torch.uint8), dim=1, stable=True)[:, :clusters]
+    return Membership(number.gather(1, lowest), first)
+
+
+def medoids(distance: Tensor, membership: Membership) -> Tensor:
+    """The member of each cluster with the smallest summed distance to the others; the lowest head among ties.
+
+    Parameters
+    ----------
+    distance : Tensor [rows, heads, heads]
+
+    Returns
+    -------
+    Tensor [rows, clusters], int64
+    """
+    same = membership.cluster[:, :, None] == membership.cluster[:, None, :]
+    cost = (distance * same).sum(-1)  # [rows, heads]
+    number = torch.arange(membership.clusters, device=distance.device)
+    member = membership.cluster[:, None, :] == number[:, None]  # [rows, clusters, heads]
+    within = cost[:, None, :].masked_fill(~member, float("inf"))
+    return (within <= within.amin(-1, keepdim=True) + TIE).to(torch.uint8).argmax(-1)
+
+
+def membership_of(features: Tensor, clusters: int, representative: Representative = "first") -> Membership:
+    """Cluster the heads of every row by what they attend to.
+
+    Parameters
+    ----------
+    features : Tensor [rows, heads, n]
+        Features of the probe, see `probe_features`.
+    clusters : int
+        Cluster count of the layer.
+    representative : "first" or "medoid"
+
+    Returns
+    -------
+    Membership
+        The partition of scikit-learn's `AgglomerativeClustering(metric="precomputed", linkage="average")` on the same
+        distances wherever no two of them tie.
+    """
+    distance = cosine_distance(features)
+    found = membership_from_labels(average_linkage(distance, clusters), clusters)
+    if representative == "medoid":
+        return Membership(found.cluster, medoids(distance, found))
+    return found

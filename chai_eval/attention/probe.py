@@ -1,0 +1,57 @@
+"""The probe: what every head attends to over the first tokens of a request (DESIGN section 3, steps 1 and 2)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Features = Literal["triangle", "full"]
+
+
+def repeat_heads(states: Tensor, heads: int) -> Tensor:
+    """Give every query head its own key or value head: `[rows, kv_heads, n, d]` to `[rows, heads, n, d]`."""
+    kv_heads = states.shape[1]
+    return states if kv_heads == heads else states.repeat_interleave(heads // kv_heads, dim=1)
+
+
+def probe_probabilities(query: Tensor, key: Tensor, scaling: float, features: Features = "triangle") -> Tensor:
+    """Attention probabilities of every head over the probe tokens, in float32.
+
+    Parameters
+    ----------
+    query : Tensor [rows, heads, probe, head_dim]
+    key : Tensor [rows, kv_heads, probe, head_dim]
+    scaling : float
+        Factor of the products (1 where the model scales its queries beforehand, as OPT does).
+    features : "triangle" or "full"
+        "full" leaves the causal mask out, as the published code does.
+
+    Returns
+    -------
+    Tensor [rows, heads, probe, probe], float32
+    """
+    heads, probe = query.shape[1], query.shape[2]
+    scores = torch.matmul(query.float(), repeat_heads(key, heads).float().transpose(-1, -2)) * scaling
+    if features == "triangle":
+        future = torch.ones(probe, probe, dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    return scores.softmax(-1)
+
+
+def probe_features(probabilities: Tensor, features: Features = "triangle") -> Tensor:
+    """What heads are compared by: the lower triangle with its diagonal, or the whole block.
+
+    Parameters
+    ----------
+    probabilities : Tensor [rows, heads, probe, probe]
+
+    Returns
+    -------
+    Tensor [rows, heads, probe * (probe + 1) / 2], or `[rows, heads, probe * probe]` for "full"
+    """
+    if features == "full":
+        return probabilities.flatten(-2)
+    row, column = torch.tril_indices(*probabilities.shape[-2:], device=probabilities.device)
+    return probabilities[..., row, column]

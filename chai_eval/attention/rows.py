@@ -1,0 +1,185 @@
+"""Rows: where each request lies in a forward pass, and which tokens see which.
+
+A model sees a tensor of tokens `[batch, tokens]`: padded on the left, on the right, or many requests packed into
+one line with no padding at all. A method never wants to know. It sees *rows*: one request a row, its first token
+in column 0, so that the probe is always columns 0 to P-1. A row may end in *branches*: several continuations of one
+context (the choices of a question), each of which sees the context and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+CONTEXT = -1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the tokens of one forward pass lie in rows.
+
+    Attributes
+    ----------
+    index : Tensor [rows, length], int64, or None
+        Which token of the flattened `[batch * tokens]` pass stands at each place; padding places repeat some token.
+        None where the pass already is in rows (no padding, or padding on the right only).
+    place : Tensor [batch * tokens], int64, or None
+        The inverse: the place in the flattened `[rows * length]` of each token; tokens that are padding have -1.
+    lengths : Tensor [rows], int64
+        Tokens of each row that are no padding, branches included.
+    branch : Tensor [rows, length], int64, or None
+        `CONTEXT` for context tokens, else the number of the branch; None where no row has branches.
+    position : Tensor [rows, length], int64, or None
+        Position of each token within its request (a branch goes on where the context ends); None where it is the
+        column number.
+    batch, tokens : int
+        Shape of the pass.
+    length : int
+        Width of the rows.
+    """
+
+    index: Tensor | None
+    place: Tensor | None
+    lengths: Tensor
+    branch: Tensor | None
+    position: Tensor | None
+    batch: int
+    tokens: int
+    length: int
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.lengths.shape[0]
+
+    @classmethod
+    def from_mask(cls, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> Rows:
+        """Rows of an ordinary padded batch: one request a line of the batch.
+
+        Parameters
+        ----------
+        mask : Tensor [batch, tokens] or None
+            1 where a token is real, as in transformers' `attention_mask`; None where all are.
+        """
+        if mask is None:
+            lengths = torch.full((batch,), tokens, dtype=torch.int64, device=device)
+            return cls(None, None, lengths, None, None, batch, tokens, tokens)
+        if mask.shape != (batch, tokens):
+            raise ValueError(
+                f"attention_mask: shape {list(mask.shape)} given; allowed: [batch, tokens] = {[batch, tokens]}"
+            )
+        real = mask.to(device=device, dtype=torch.bool)
+        lengths = real.sum(1)
+        if bool((real[:, 1:] <= real[:, :-1]).all()):  # padding on the right only: already in rows
+            return cls(None, None, lengths, None, None, batch, tokens, tokens)
+        length = max(int(lengths.max()), 1)
+        order = torch.argsort((~real).to(torch.int8), dim=1, stable=True)[:, :length]
+        index = order + torch.arange(batch, device=device)[:, None] * tokens
+        column = real.cumsum(1) - 1 + torch.arange(batch, device=device)[:, None] * length
+        place = torch.where(real, column, -1).flatten()
+        return cls(index, place, lengths, None, None, batch, tokens, length)
+
+    @classmethod
+    def packed(
+        cls, contexts: Sequence[int], branches: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+    ) -> Rows:
+        """Rows of requests packed one after the other into a pass of shape `[1, tokens]`, without padding.
+
+        Parameters
+        ----------
+        contexts : sequence of int
+            Tokens in the context of each row, at least 1.
+        branches : sequence of sequences of int
+            Tokens in each branch of each row, in the order in which they follow the context; may be empty.
+        """
+        totals = [context + sum(branch) for context, branch in zip(contexts, branches, strict=True)]
+        length, tokens = max(totals), sum(totals)
+        index = torch.zeros(len(totals), length, dtype=torch.int64)
+        position = torch.arange(length).expand(len(totals), length).clone()
+        number = torch.full((len(totals), length), CONTEXT, dtype=torch.int64)
+        place = torch.empty(tokens, dtype=torch.int64)
+        start = 0
+        for row, (context, total) in enumerate(zip(contexts, totals, strict=True)):
+            index[row, :total] = torch.arange(start, start + total)
+            index[row, total:] = start
+            place[start : start + total] = torch.arange(total) + row * length
+            column = context
+            for branch, size in enumerate(branches[row]):
+                number[row, column : column + size] = branch
+                position[row, column : column + size] = torch.arange(context, context + size)
+                column += size
+            start += total
+        branched = any(len(branch) > 1 for branch in branches)
+        return cls(
+            index.to(device),
+            place.to(device),
+            torch.tensor(totals, device=device),
+            number.to(device) if branched else None,
+            position.to(device) if branched else None,
+            1,
+            tokens,
+            length,
+        )
+
+    def to(self, device: torch.device) -> Rows:
+        """The same rows with their tensors on `device`."""
+        moved = {
+            name: value.to(device)
+            for name in ("index", "place", "lengths", "branch", "position")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **moved)
+
+    def gather(self, states: Tensor) -> Tensor:
+        """Bring `[batch, heads, tokens, head_dim]` of the pass into rows: `[rows, heads, length, head_dim]`."""
+        if self.index is None:
+            return states
+        heads, head_dim = states.shape[1], states.shape[-1]
+        flat = states.transpose(1, 2).reshape(self.batch * self.tokens, heads, head_dim)
+        taken = flat.index_select(0, self.index.flatten())
+        return taken.view(self.count, self.length, heads, head_dim).transpose(1, 2)
+
+    def scatter(self, states: Tensor) -> Tensor:
+        """Bring `[rows, heads, length, head_dim]` back into the pass: `[batch, tokens, heads, head_dim]`.
+
+        Tokens that are padding get zeros.
+        """
+        by_token = states.transpose(1, 2)  # [rows, length, heads, head_dim]
+        if self.place is None:
+            return by_token.contiguous()
+        heads, head_dim = states.shape[1], states.shape[-1]
+        flat = by_token.reshape(self.count * self.length, heads, head_dim)
+        taken = flat.index_select(0, self.place.clamp(min=0))
+        if self.batch > 1:  # a packed pass has no padding
+            taken = taken.masked_fill((self.place < 0)[:, None, None], 0)
+        return taken.view(self.batch, self.tokens, heads, head_dim)
+
+    def visible(self, first: int, last: int, window: int | None = None) -> Tensor | None:
+        """Which places the queries in columns `first` to `last - 1` see among the keys in columns 0 to `last - 1`.
+
+        Padding stands at the end of a row, so it is never seen by a token that is real. (What a padding query sees
+        does not matter; it always sees column 0, so that its softmax is finite.)
+
+        Returns
+        -------
+        Tensor [rows or 1, 1, last - first, last], bool, or None
+            None where it is plain causality with `first == 0`, which kernels know without a mask.
+        """
+        if window is not None and window >= self.length:
+            window = None
+        if first == 0 and self.branch is None and window is None:
+            return None
+        device = self.lengths.device
+        query = torch.arange(first, last, device=device)[:, None]
+        key = torch.arange(last, device=device)[None, :]
+        seen = (key <= query)[None]
+        if self.branch is not None:
+            of_query, of_key = self.branch[:, first:last, None], self.branch[:, None, :last]
+            seen = seen & ((of_key == CONTEXT) | (of_key == of_query))
+        if window is not None:
+            position = self.position if self.position is not None else torch.arange(self.length, device=device)[None]
+            seen = seen & (position[:, first:last, None] - position[:, None, :last] < window)
+        return seen[:, None]
