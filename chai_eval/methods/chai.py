@@ -1,0 +1,110 @@
+"""Clustered Head Attention (Agarwal et al., ICML 2024, arXiv 2403.08058)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chai_eval.attention import (
+    ForwardPass,
+    Layer,
+    clustered_attention,
+    full_attention,
+    membership_of,
+    probe_features,
+    probe_probabilities,
+    take_over,
+)
+from chai_eval.attention.membership import Representative
+from chai_eval.attention.probe import Features, repeat_heads
+from chai_eval.methods.base import Method
+from chai_eval.methods.checks import one_of, positive
+from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts
+
+
+@dataclass(frozen=True)
+class CHAI(Method):
+    """Heads that attend alike over a request's first tokens share one representative's attention probabilities.
+
+    Approximates: from token `probe_tokens` on, a head's probabilities are those of its cluster's representative; its
+    values stay its own. Saves the queries and keys of all other members, and their cache.
+
+    Parameters
+    ----------
+    clusters : list of int, run-length list of [count, layers], or preset name
+        Clusters that each layer keeps; the number of heads leaves the layer as it is.
+    probe_tokens : int
+        First tokens of a request, run as plain attention to find its membership; 5 in the paper.
+    features : "triangle" or "full"
+        What heads are compared by: the causal probabilities, or the published code's unmasked block.
+    linkage : "average"
+    representative : "first" or "medoid"
+        Lowest head of the cluster (the published code), or the member closest to all others.
+    """
+
+    clusters: ClusterSpec | None = None
+    probe_tokens: int = 5
+    features: Features = "triangle"
+    linkage: str = "average"
+    representative: Representative = "first"
+
+    name: ClassVar[str] = "chai"
+
+    def __post_init__(self) -> None:
+        check_clusters(self.clusters)
+        positive("method.probe_tokens", self.probe_tokens)
+        one_of("method.features", self.features, ("triangle", "full"))
+        one_of("method.linkage", self.linkage, ("average",))
+        one_of("method.representative", self.representative, ("first", "medoid"))
+
+    @property
+    def shared_context(self) -> int:
+        return self.probe_tokens
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "clusters": self.clusters,
+            "probe_tokens": self.probe_tokens,
+            "features": self.features,
+            "linkage": self.linkage,
+            "representative": self.representative,
+        }
+
+    def check(self, model: PreTrainedModel) -> None:
+        cluster_counts(self.clusters, model)
+        super().check(model)
+
+    @contextmanager
+    def applied(self, model: PreTrainedModel) -> Iterator[None]:
+        with take_over(model, partial(self._attend, cluster_counts(self.clusters, model))):
+            yield
+
+    def _attend(
+        self,
+        counts: tuple[int, ...],
+        layer: Layer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        run: ForwardPass,
+    ) -> Tensor:
+        clusters, probe = counts[layer.index], self.probe_tokens
+        if clusters == query.shape[1] or run.rows.length <= probe:
+            return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        own = probe_probabilities(query[:, :, :probe], key[:, :, :probe], layer.scaling)
+        seen = own
+        if self.features == "full":
+            seen = probe_probabilities(query[:, :, :probe], key[:, :, :probe], layer.scaling, "full")
+        membership = membership_of(probe_features(seen, self.features), clusters, self.representative)
+        early = torch.matmul(own.to(value.dtype), repeat_heads(value[:, :, :probe], query.shape[1]))
+        late = clustered_attention(
+            query, key, value, membership, run.rows, layer.scaling, first=probe, window=layer.window
+        )
+        return torch.cat((early, late), dim=2)

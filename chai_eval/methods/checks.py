@@ -1,0 +1,19 @@
+"""Checks of settings that several methods share: each failure is one line in the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from chai_eval.errors import SettingError
+
+
+def positive(setting: str, value: object) -> None:
+    """Refuse anything but a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SettingError(f"{setting}: {value!r} given; allowed: whole numbers from 1")
+
+
+def one_of(setting: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse anything but one of a few words."""
+    if value not in allowed:
+        raise SettingError(f"{setting}: {value!r} given; allowed: {', '.join(allowed)}")

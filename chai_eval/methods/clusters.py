@@ -1,0 +1,114 @@
+"""Cluster counts: how many clusters each layer keeps, as users write them and as methods need them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from chai_eval.attention.inject import attention_shape
+from chai_eval.errors import SettingError
+from chai_eval.resources import conf_dir, paper_dir
+
+# A preset's name, one count per layer, or runs of [count, layers].
+ClusterSpec = str | Sequence[int] | Sequence[Sequence[int]]
+
+FORMS = "a preset, a list with one count per layer, or a run-length list such as [[9, 17], [3, 13]]"
+
+
+def preset_files() -> dict[str, Path]:
+    """Files with cluster counts by preset name: our own under `conf/clusters`."""
+    return {file.stem: file for file in sorted((conf_dir() / "clusters").glob("*.json"))}
+
+
+def preset_runs(name: str) -> list[list[int]]:
+    """Run-length list of a preset: our own, or one that the paper's authors published.
+
+    Raises
+    ------
+    SettingError
+        Where there is no such preset.
+    """
+    own = preset_files()
+    if name in own:
+        return json.loads(own[name].read_text())["runs"]
+    published: dict[str, Any] = json.loads((paper_dir() / "cluster_counts.json").read_text())
+    if name in published:
+        return published[name]["runs"]
+    raise SettingError(
+        f"method.clusters: no preset {name!r}; allowed: {', '.join(sorted({*own, *published}))}, or a list of counts"
+    )
+
+
+def check_clusters(spec: object) -> None:
+    """Refuse what can't be cluster counts of any model.
+
+    Raises
+    ------
+    SettingError
+    """
+    if spec is None or isinstance(spec, str):
+        return
+    if not isinstance(spec, Sequence) or not spec:
+        raise SettingError(f"method.clusters: {spec!r} given; allowed: {FORMS}")
+    _expand(spec)
+
+
+def cluster_counts(spec: ClusterSpec | None, model: PreTrainedModel) -> tuple[int, ...]:
+    """Clusters that each layer of a model keeps.
+
+    Parameters
+    ----------
+    spec : preset name, list of counts, or run-length list
+    model : PreTrainedModel
+
+    Returns
+    -------
+    tuple of int
+        One count per layer, each from 1 to the number of heads.
+
+    Raises
+    ------
+    SettingError
+        Where the spec is no such thing or does not fit the model.
+    """
+    shape = attention_shape(model)
+    if spec is None:
+        raise SettingError(
+            "method.clusters: no cluster counts are known for this model, it needs calibration; allowed: "
+            f"{FORMS}; {shape.layers} layers of {shape.heads} heads"
+        )
+    counts = _expand(preset_runs(spec) if isinstance(spec, str) else spec)
+    named = f"preset {spec!r} has" if isinstance(spec, str) else ""
+    if len(counts) != shape.layers:
+        raise SettingError(
+            f"method.clusters: {named or ''}{' ' if named else ''}{len(counts)} counts given for a model of "
+            f"{shape.layers} layers; allowed: one count per layer"
+        )
+    for layer, count in enumerate(counts):
+        if not 1 <= count <= shape.heads:
+            raise SettingError(
+                f"method.clusters: {count} given for layer {layer}; allowed: 1 to {shape.heads} (the layer's heads)"
+            )
+    return counts
+
+
+def _expand(spec: Sequence[Any]) -> tuple[int, ...]:
+    """One count per layer from either kind of list."""
+    counts: list[int] = []
+    for entry in spec:
+        run = [entry, 1] if isinstance(entry, int) else entry
+        if (
+            isinstance(run, str)
+            or not isinstance(run, Sequence)
+            or len(run) != 2
+            or not all(isinstance(number, int) and not isinstance(number, bool) for number in run)
+        ):
+            raise SettingError(f"method.clusters: {entry!r} given; allowed: {FORMS}")
+        if min(run) < 1:
+            raise SettingError(f"method.clusters: {entry!r} given; allowed: counts from 1 to the model's heads")
+        counts.extend([run[0]] * run[1])
+    return tuple(counts)
