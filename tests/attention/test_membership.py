@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+from sklearn.cluster import AgglomerativeClustering
+from sklearn.metrics import adjusted_rand_score
+
+from chai_eval.attention.membership import average_linkage, cosine_distance, membership_of
+
+
+def probe_like(rows: int, heads: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, heads, 15, generator=generator) ** 3
+
+
+def test_distances_are_those_of_scipy() -> None:
+    features = probe_like(4, 9)
+    ours = cosine_distance(features)
+    for row in range(4):
+        theirs = cdist(features[row].double().numpy(), features[row].double().numpy(), "cosine")
+        np.testing.assert_allclose(ours[row].numpy(), theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 5, 11, 12])
+def test_partition_is_that_of_scikit_learn_for_every_row_of_a_batch(clusters: int) -> None:
+    features = probe_like(64, 12, seed=clusters)
+    found = membership_of(features, clusters)
+    for row in range(64):
+        distance = cdist(features[row].double().numpy(), features[row].double().numpy(), "cosine")
+        labels = AgglomerativeClustering(n_clusters=clusters, metric="precomputed", linkage="average").fit_predict(
+            distance
+        )
+        assert adjusted_rand_score(labels, found.cluster[row].numpy()) == 1.0
+
+
+def test_first_representative_is_the_lowest_head_and_clusters_are_numbered_by_it() -> None:
+    found = membership_of(probe_like(32, 12), 4)
+    for row in range(32):
+        cluster = found.cluster[row].tolist()
+        lowest = [cluster.index(number) for number in range(4)]
+        assert lowest == sorted(lowest) == found.representative[row].tolist()
+
+
+def test_medoid_has_the_smallest_summed_distance_to_its_cluster() -> None:
+    features = probe_like(32, 12)
+    found = membership_of(features, 3, "medoid")
+    for row in range(32):
+        distance = cdist(features[row].double().numpy(), features[row].double().numpy(), "cosine")
+        for number in range(3):
+            members = np.flatnonzero(found.cluster[row].numpy() == number)
+            best = members[np.argmin(distance[np.ix_(members, members)].sum(1).round(12))]  # two members tie
+            assert found.representative[row, number] == best
+
+
+def test_ties_merge_the_lowest_heads_in_every_batch() -> None:
+    # Heads 1, 3 and 4 are alike to the bit, so are 0 and 5: the first three merges are ties.
+    distinct = probe_like(1, 3)[0]
+    features = distinct[[0, 1, 2, 1, 1, 0]][None].repeat(5, 1, 1)
+    assert membership_of(features, 5).cluster.tolist() == [[0, 1, 2, 3, 4, 0]] * 5
+    assert membership_of(features, 4).cluster.tolist() == [[0, 1, 2, 1, 3, 0]] * 5
+    assert membership_of(features, 3).cluster.tolist() == [[0, 1, 2, 1, 1, 0]] * 5
+    alone = membership_of(features[:1], 4)
+    assert torch.equal(alone.cluster[0], membership_of(features, 4).cluster[3])
+
+
+def test_one_probe_token_tells_heads_nothing_apart_and_still_gives_the_asked_count() -> None:
+    found = membership_of(torch.ones(2, 6, 1), 3)
+    assert found.cluster.tolist() == [[0, 0, 0, 0, 1, 2]] * 2
+
+
+def test_linkage_down_to_every_head_keeps_all_heads() -> None:
+    distance = cosine_distance(probe_like(2, 7))
+    assert average_linkage(distance, 7).tolist() == [list(range(7))] * 2
