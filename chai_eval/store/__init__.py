@@ -1,0 +1,20 @@
+"""Results on disk: the key that names one, the journal while it is scored, the record when it is finished."""
+
+from __future__ import annotations
+
+from chai_eval.store.folder import ResultFolder, check_writable
+from chai_eval.store.journal import Journal
+from chai_eval.store.key import numeric_code_version, result_key
+from chai_eval.store.record import LAYOUT, read_record, read_samples, write_record
+
+__all__ = [
+    "LAYOUT",
+    "Journal",
+    "ResultFolder",
+    "check_writable",
+    "numeric_code_version",
+    "read_record",
+    "read_samples",
+    "result_key",
+    "write_record",
+]

@@ -1,0 +1,186 @@
+"""Where a result lives, who is working on it, and how far an unfinished one came."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from chai_eval.errors import RunError, SettingError
+from chai_eval.store.record import write_whole
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal.jsonl"
+ATTEMPT = "attempt.json"
+FAILURE = "failed.json"
+
+
+@dataclass(frozen=True)
+class ResultFolder:
+    """`<results_dir>/<model>/<task>/<method>-<key>/`, and the lock that belongs to it.
+
+    While a result is being scored the folder holds the journal and a note on the attempt; when it is finished,
+    the record and the samples alone.
+    """
+
+    results_dir: Path
+    model: str
+    task: str
+    method: str
+    key: str
+
+    @property
+    def path(self) -> Path:
+        """Folder of the result."""
+        return self.results_dir / _file_name(self.model) / _file_name(self.task) / f"{self.method}-{self.key}"
+
+    @property
+    def journal(self) -> Path:
+        """Journal of the requests scored so far."""
+        return self.path / JOURNAL
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for this process; a second process says who holds it, and waits.
+
+        Locks are kept apart from the results, and are never deleted: removing a lock file that another process
+        has just opened would let a third one in.
+        """
+        name = "-".join((_file_name(self.model), _file_name(self.task), self.method, self.key))
+        path = self.results_dir / ".locks" / f"{name}.lock"
+        holder = path.with_suffix(".holder")
+        lock = FileLock(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                log.warning("%s is being scored by %s; waiting for it", self.path, _read_holder(holder))
+                lock.acquire()
+            holder.write_text(_this_process(), encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"results_dir: {path} can't be locked: {error.strerror or error}") from error
+        try:
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+            lock.release()
+
+    def holder(self) -> str | None:
+        """Say which process is scoring this result, None when none is."""
+        name = "-".join((_file_name(self.model), _file_name(self.task), self.method, self.key))
+        return holder_of(self.results_dir / ".locks" / f"{name}.lock")
+
+    def begin(self, note: dict[str, Any]) -> float:
+        """Note an attempt at this result (for `status`), and forget how an earlier one failed.
+
+        Returns
+        -------
+        float
+            Seconds that earlier attempts spent, up to their last scored batch.
+        """
+        earlier = _read_json(self.path / ATTEMPT)
+        seconds = 0.0
+        if earlier is not None and self.journal.exists():
+            spent = self.journal.stat().st_mtime - earlier["started"]
+            seconds = earlier["seconds_before"] + max(0.0, spent)
+        started = {"started": time.time(), "seconds_before": seconds}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / ATTEMPT, {**note, **started})
+            (self.path / FAILURE).unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(f"results_dir: {self.path} can't be written: {error.strerror or error}") from error
+        return seconds
+
+    def fail(self, why: str) -> None:
+        """Note why an attempt failed, as far as the disk allows."""
+        try:
+            write_json(self.path / FAILURE, {"why": why, "when": datetime.now(UTC).isoformat(timespec="seconds")})
+        except OSError as error:
+            log.warning("%s: could not note the failure: %s", self.path, error)
+
+    def tidy(self) -> None:
+        """Remove what a finished result no longer needs: every request stands in its samples."""
+        for name in (JOURNAL, ATTEMPT, FAILURE):
+            (self.path / name).unlink(missing_ok=True)
+
+
+def check_writable(results_dir: Path) -> None:
+    """Make sure that results can be written, before minutes go into loading a model; leaves no trace.
+
+    Raises
+    ------
+    SettingError
+        Naming `results_dir` and what stands in the way.
+    """
+    place = results_dir.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        if not place.is_dir():
+            raise NotADirectoryError(0, f"{place} is a file")
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise SettingError(
+            f"results_dir: {str(results_dir)!r} can't be written ({error.strerror or error}); "
+            "allowed: a folder that is writable or can be made"
+        ) from error
+
+
+def holder_of(lock_path: Path) -> str | None:
+    """Say which process holds a lock file, None when none does."""
+    if not lock_path.exists():
+        return None
+    lock = FileLock(lock_path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return _read_holder(lock_path.with_suffix(".holder"))
+    except OSError:
+        return None
+    lock.release()
+    return None
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a small JSON file whole."""
+    text = json.dumps(value, indent=2) + "\n"
+    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _this_process() -> str:
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()} since {now}"
+
+
+def _read_holder(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") or "another process"
+    except OSError:
+        return "another process"
+
+
+def _file_name(name: str) -> str:
+    return name.replace("/", "__")

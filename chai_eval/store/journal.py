@@ -1,0 +1,127 @@
+"""The journal of a result: every scored request, appended as it is done, so that a kill loses one batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from chai_eval.errors import RunError
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Scored requests in a JSON Lines file: `{"request": key, "scored": payload, "check": checksum}`.
+
+    Opening reads what an earlier process left. A last line without its end is what a kill leaves and is cut off.
+    Any other line that doesn't match its own checksum is reported by number and its request counts as not
+    scored. One process at a time may have a journal open (`ResultFolder.held` sees to that).
+
+    Parameters
+    ----------
+    path
+        The file; it and its folder are made at the first append.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._scored: dict[str, Any] = {}
+        self._file: BinaryIO | None = None
+        self._intact_bytes = 0
+        if self.path.exists():
+            self._read()
+
+    def __len__(self) -> int:
+        return len(self._scored)
+
+    def __contains__(self, request_key: str) -> bool:
+        return request_key in self._scored
+
+    def get(self, request_key: str) -> Any | None:
+        """Return the payload of a scored request, None when it isn't scored yet."""
+        return self._scored.get(request_key)
+
+    def append_many(self, scored: Iterable[tuple[str, Any]]) -> None:
+        """Append scored requests and wait until they are on the disk.
+
+        Parameters
+        ----------
+        scored
+            Pairs of request key and JSON payload (log-likelihood and whether it is the greedy one, or a text).
+
+        Raises
+        ------
+        RunError
+            When the file can't be written.
+        """
+        pairs = list(scored)
+        if not pairs:
+            return
+        try:
+            file = self._opened()
+            file.write(b"".join(_line(key, payload) for key, payload in pairs))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(f"results_dir: {self.path} can't be written: {error.strerror or error}") from error
+        self._scored.update(pairs)
+
+    def close(self) -> None:
+        """Close the file; further appends open it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("ab")
+            # What follows a torn line would be joined to it and lost with it.
+            file.truncate(self._intact_bytes)
+            self._file = file
+        return self._file
+
+    def _read(self) -> None:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                self._intact_bytes += len(line)
+                entry = _entry(line)
+                if entry is None:
+                    log.warning("%s: line %d is corrupt; its request is scored again", self.path, number)
+                else:
+                    self._scored[entry[0]] = entry[1]
+
+
+def _checksum(key: str, payload: Any) -> str:
+    text = json.dumps([key, payload], separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _line(key: str, payload: Any) -> bytes:
+    entry = {"request": key, "scored": payload, "check": _checksum(key, payload)}
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+def _entry(line: bytes) -> tuple[str, Any] | None:
+    try:
+        entry = json.loads(line)
+        key, payload, check = entry["request"], entry["scored"], entry["check"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return (key, payload) if check == _checksum(key, payload) else None

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from chai_eval.errors import SettingError
+from chai_eval.store import Journal, ResultFolder, check_writable, write_record
+from chai_eval.store.status import list_results
+
+ROOT = Path(__file__).parents[2]
+
+
+def folder(results_dir: Path, task: str = "piqa", key: str = "0123456789ab") -> ResultFolder:
+    return ResultFolder(results_dir, "tiny", task, "chai", key)
+
+
+def test_a_result_lies_under_model_task_and_method_with_key(tmp_path: Path) -> None:
+    assert folder(tmp_path).path == tmp_path / "tiny" / "piqa" / "chai-0123456789ab"
+    assert folder(tmp_path, task="group/task").path.parent == tmp_path / "tiny" / "group__task"
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from chai_eval.store import ResultFolder
+with ResultFolder(Path(sys.argv[1]), "tiny", "piqa", "chai", "0123456789ab").held():
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def holder(results_dir: Path, seconds: float) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(results_dir), str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_says_who_holds_a_result_and_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with holder(tmp_path, 1.0) as process, folder(tmp_path).held():
+        assert process.wait(timeout=1) == 0
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert f"process {process.pid} on " in said[0]
+
+
+def test_a_killed_holder_holds_nothing_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with holder(tmp_path, 60) as process:
+        process.kill()
+        process.wait()
+        started = time.monotonic()
+        with folder(tmp_path).held():
+            assert time.monotonic() - started < 10
+    assert caplog.records == []
+
+
+def test_two_results_are_held_independently(tmp_path: Path) -> None:
+    with folder(tmp_path).held(), folder(tmp_path, task="boolq").held():
+        pass
+
+
+def test_status_tells_finished_partial_failed_running_and_unreadable_apart(tmp_path: Path) -> None:
+    finished, partial, failed, running, old = (
+        folder(tmp_path, task) for task in ("finished", "partial", "failed", "piqa", "old")
+    )
+    write_record(finished.path, {"n_documents": 7}, pd.DataFrame({"acc": [1.0]}))
+    for unfinished in (partial, failed, running):
+        unfinished.begin({"n_requests": 40})
+        with Journal(unfinished.journal) as journal:
+            journal.append_many([("a", 1), ("b", 2)])
+    failed.fail("logits are not finite in layer 3")
+    old.path.mkdir(parents=True)
+    (old.path / "record.json").write_text('{"layout": 0}')
+    with running.held():
+        listed = {result.folder.task: result for result in list_results(tmp_path)}
+    assert {task: result.state for task, result in listed.items()} == {
+        "finished": "finished",
+        "partial": "partial",
+        "failed": "failed",
+        "piqa": "running",
+        "old": "unreadable",
+    }
+    assert listed["partial"].detail == "2 of 40 requests"
+    assert "logits are not finite in layer 3" in listed["failed"].detail
+    assert f"process {os.getpid()}" in listed["piqa"].detail
+    assert "layout 0" in listed["old"].detail
+
+
+def test_a_new_attempt_forgets_the_failure_and_counts_the_seconds_spent_before(tmp_path: Path) -> None:
+    result = folder(tmp_path)
+    assert result.begin({}) == 0
+    with Journal(result.journal) as journal:
+        journal.append_many([("a", 1)])
+    os.utime(result.journal, (time.time() + 5, time.time() + 5))
+    result.fail("out of memory")
+    assert result.begin({}) == pytest.approx(5, abs=1)
+    assert list_results(tmp_path)[0].state == "partial"
+
+
+@pytest.mark.parametrize("inside", ["", "new", "new/deep"])
+def test_checking_a_results_folder_leaves_no_trace(tmp_path: Path, inside: str) -> None:
+    check_writable(tmp_path / inside)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("inside", ["file", "file/below"])
+def test_a_results_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match=r"^results_dir: .* can't be written .*; allowed: [^\n]+$"):
+        check_writable(tmp_path / inside)
+
+
+def test_a_file_system_that_takes_no_files_is_a_wrong_setting() -> None:
+    if not Path("/proc/self").is_dir():
+        pytest.skip("needs a /proc file system")
+    with pytest.raises(SettingError, match=r"^results_dir: "):
+        check_writable(Path("/proc/self/results"))

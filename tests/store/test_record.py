@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from chai_eval.errors import RunError
+from chai_eval.store import LAYOUT, read_record, read_samples, write_record
+
+SAMPLES = pd.DataFrame(
+    {"doc_id": [0, 1], "loglikelihoods": [[-1.25, -1 / 3], [-2.0]], "lengths": [[3, 4], [1]], "acc": [1.0, 0.0]}
+)
+
+
+def test_a_record_and_its_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_record(tmp_path / "result", {"metrics": {"acc": {"value": 0.1 + 0.2, "stderr": None}}}, SAMPLES)
+    assert read_record(tmp_path / "result") == {
+        "layout": LAYOUT,
+        "metrics": {"acc": {"value": 0.1 + 0.2, "stderr": None}},
+    }
+    read = read_samples(tmp_path / "result")
+    assert [list(row) for row in read["loglikelihoods"]] == SAMPLES["loglikelihoods"].tolist()
+    assert read["acc"].tolist() == [1.0, 0.0]
+
+
+def test_a_result_folder_holds_nothing_but_the_two_files(tmp_path: Path) -> None:
+    write_record(tmp_path, {}, SAMPLES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["record.json", "samples.parquet"]
+
+
+def test_where_samples_cannot_be_written_there_is_no_record_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(self: pd.DataFrame, path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full_disk)
+    with pytest.raises(RunError, match=r"^results_dir: .*No space left on device$"):
+        write_record(tmp_path, {}, SAMPLES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_record_is_none(tmp_path: Path) -> None:
+    assert read_record(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("text", [json.dumps({"layout": LAYOUT + 1}), "{}", "[]"])
+def test_a_record_of_another_layout_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(RunError, match=rf"record\.json: written in layout \w+, this version reads layout {LAYOUT};"):
+        read_record(tmp_path)
+
+
+def test_a_record_that_is_not_json_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text('{"layout": 1')
+    with pytest.raises(RunError, match=r"record\.json: not a readable record"):
+        read_record(tmp_path)
