@@ -1,40 +1,61 @@
-"""Typed settings of a run, validated once, where they enter."""
+"""Typed settings, made once from the composed configuration; a wrong value is one line in the user's words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from chai_eval.errors import SettingError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+SOURCES = ("auto", "local", "hub")
+WEIGHTS = ("pretrained", "random")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """One entry of `conf/model/`.
+    """Which model, and how it is loaded.
 
     Attributes
     ----------
-    name : the choice of `conf/model/`.
-    path : a local directory, a hub id, or `asset:<name>` for a model that comes with the assets.
-    revision : of a hub model.
-    weights : `pretrained`, or `random` to build the model from its config.
-    dtype : `auto` is float32 on a CPU and bfloat16 on a GPU.
-    device : `auto` is the GPU where there is one.
-    layers : keep only the first so many layers.
-    device_map : passed to transformers, `auto` spreads the model over several devices.
-    trust_remote_code : run model code from the hub.
-    untie : repeat K and V projections once per query head: the exact MHA twin of a GQA model.
-    config : overrides of the model's config; with `weights: random` the whole of it, `model_type` included.
-    tokenizer : a local directory, a hub id, or `builtin`; None takes the model's own.
-    clusters : preset name, one count per layer, a run-length list, or None where calibration is needed.
-    default_limit : documents per task where the user gives no limit.
-    paper : the model's name in the paper's tables.
+    name
+        What the model is called in results.
+    path
+        `asset:<name>` for an embedded model, a name on the hub, or a local directory; None for a model that is
+        made from `config` alone.
+    revision
+        Commit, tag or branch on the hub.
+    weights
+        `random` builds the model from its configuration without any weights.
+    dtype, device
+        `auto`: float32 on a CPU, bfloat16 on a GPU; the GPU where there is one.
+    layers
+        Keep the first layers only; None keeps all.
+    device_map
+        Passed to transformers for a model that is too large for one device.
+    untie
+        Repeat K and V projections per query head: the exact MHA twin of a GQA model.
+    config
+        Changes to the model's configuration, or the whole of it for a random model.
+    tokenizer
+        A local directory, a name on the hub, or `builtin`; None takes the model's own.
+    clusters
+        Cluster counts that methods use unless told otherwise: a preset, a list, a run-length list, or None.
+    default_limit
+        Documents per task unless `limit` is set.
+    paper
+        The model's name in `results/paper/tables.csv`.
     """
 
     name: str
     path: str | None = None
     revision: str | None = None
-    weights: Literal["pretrained", "random"] = "pretrained"
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    weights: str = "pretrained"
+    dtype: str = "auto"
     device: str = "auto"
     layers: int | None = None
     device_map: str | None = None
@@ -42,6 +63,223 @@ class ModelSettings:
     untie: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None
-    clusters: str | Sequence[int] | Sequence[Sequence[int]] | None = None
+    clusters: Any = None
     default_limit: int | None = None
     paper: str | None = None
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """Which method, and its own settings, which the method itself checks."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Which tasks, where their documents come from, and how many of them (None: all)."""
+
+    choice: str | tuple[str, ...] = "paper"
+    source: str = "auto"
+    data_dir: Path | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a run is told.
+
+    Attributes
+    ----------
+    seed
+        Seed of whatever a task draws (few-shot examples).
+    batch_tokens
+        Tokens in one batch; None leaves it to the memory there is. Changes no score.
+    """
+
+    model: ModelSettings
+    method: MethodSettings
+    task: TaskSettings = TaskSettings()
+    seed: int = 1234
+    batch_tokens: int | None = None
+    results_dir: Path = Path("results")
+    debug: bool = False
+
+    def baseline(self) -> Settings:
+        """The same run under plain multi-head attention."""
+        return replace(self, method=MethodSettings("mha"))
+
+    def as_config(self) -> dict[str, Any]:
+        """The resolved configuration as plain JSON values, as records keep it."""
+        return {
+            "model": asdict(self.model) | {"config": dict(self.model.config)},
+            "method": {"name": self.method.name, **self.method.options},
+            "task": self.task.choice if isinstance(self.task.choice, str) else list(self.task.choice),
+            "source": self.task.source,
+            "data_dir": None if self.task.data_dir is None else str(self.task.data_dir),
+            "limit": self.task.limit,
+            "seed": self.seed,
+            "batch_tokens": self.batch_tokens,
+            "results_dir": str(self.results_dir),
+        }
+
+
+def parse_settings(config: Mapping[str, Any]) -> Settings:
+    """Make settings from the composed configuration as plain containers.
+
+    Raises
+    ------
+    SettingError
+        For the first setting that is unknown, missing or has a wrong value.
+    """
+    top = _Values("", config)
+    data_dir = top.text("data_dir", optional=True)
+    settings = Settings(
+        model=parse_model(top.mapping("model")),
+        method=_parse_method(top.mapping("method")),
+        task=TaskSettings(
+            choice=_task_choice(top.take("task")),
+            source=top.one_of("source", SOURCES),
+            data_dir=None if data_dir is None else Path(data_dir).expanduser(),
+            limit=top.integer("limit", minimum=1, optional=True),
+        ),
+        seed=top.integer("seed", minimum=0) or 0,
+        batch_tokens=top.integer("batch_tokens", minimum=1, optional=True),
+        results_dir=Path(top.text("results_dir") or ".").expanduser(),
+        debug=top.flag("debug"),
+    )
+    top.finish()
+    return settings
+
+
+def parse_model(values: Mapping[str, Any]) -> ModelSettings:
+    """Make the settings of a model from one file of `conf/model`, with the user's changes.
+
+    Raises
+    ------
+    SettingError
+    """
+    model = _Values("model.", values)
+    name = model.text("name") or ""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+        raise wrong("model.name", name, "letters, digits and . _ + -, as it names a folder")
+    device = model.text("device", default="auto") or ""
+    if not re.fullmatch(r"auto|cpu|mps|(cuda|xpu)(:\d+)?", device):
+        raise wrong("model.device", device, "auto, cpu, cuda, cuda:N, mps, xpu")
+    settings = ModelSettings(
+        name=name,
+        path=model.text("path", optional=True, default=None),
+        revision=model.text("revision", optional=True, default=None),
+        weights=model.one_of("weights", WEIGHTS, default="pretrained"),
+        dtype=model.one_of("dtype", DTYPES, default="auto"),
+        device=device,
+        layers=model.integer("layers", minimum=1, optional=True, default=None),
+        device_map=model.text("device_map", optional=True, default=None),
+        trust_remote_code=model.flag("trust_remote_code", default=False),
+        untie=model.flag("untie", default=False),
+        config=model.mapping("config", default={}),
+        tokenizer=model.text("tokenizer", optional=True, default=None),
+        clusters=model.take("clusters", default=None),
+        default_limit=model.integer("default_limit", minimum=1, optional=True, default=None),
+        paper=model.text("paper", optional=True, default=None),
+    )
+    model.finish()
+    return settings
+
+
+def wrong(setting: str, given: Any, allowed: str) -> SettingError:
+    """The error of a wrong value: `setting: given …; allowed: …`, on one line."""
+    return SettingError(f"{setting}: {_shown(given)} given; allowed: {allowed}")
+
+
+def unknown(setting: str, given: str, known: Iterable[str]) -> SettingError:
+    """The error of a name that isn't one of `known`, with the closest one."""
+    names = sorted(known)
+    close = difflib.get_close_matches(given, names, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return SettingError(f"{setting}: {_shown(given)} is unknown{hint}; allowed: {', '.join(names) or 'none'}")
+
+
+def _parse_method(values: Mapping[str, Any]) -> MethodSettings:
+    options = dict(values)
+    name = _Values("method.", options).text("name")
+    del options["name"]
+    return MethodSettings(name or "", options)
+
+
+def _task_choice(given: Any) -> str | tuple[str, ...]:
+    names = given.split(",") if isinstance(given, str) else given
+    if (
+        not isinstance(names, Sequence)
+        or not names
+        or not all(isinstance(name, str) and name.strip() for name in names)
+    ):
+        raise wrong("task", given, "paper, the name of a task, or several as [piqa,winogrande]")
+    stripped = tuple(name.strip() for name in names)
+    return stripped[0] if isinstance(given, str) and len(stripped) == 1 else stripped
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+_REQUIRED = object()
+
+
+class _Values:
+    """The values of one group, taken out one by one; `finish` refuses what nobody asked for."""
+
+    def __init__(self, prefix: str, values: Mapping[str, Any]) -> None:
+        self.prefix, self.values, self.known = prefix, values, list[str]()
+
+    def take(self, name: str, default: Any = _REQUIRED) -> Any:
+        self.known.append(name)
+        value = self.values.get(name, default)
+        if value is _REQUIRED:
+            raise SettingError(f"{self.prefix}{name}: missing; allowed: a value")
+        return value
+
+    def text(self, name: str, *, optional: bool = False, default: Any = _REQUIRED) -> str | None:
+        value = self.take(name, default)
+        # A revision or a folder may look like a number.
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if (value is None and not optional) or not isinstance(value, str | None) or value == "":
+            raise wrong(self.prefix + name, value, "a text" + (" or null" if optional else ""))
+        return value
+
+    def one_of(self, name: str, allowed: Sequence[str], default: Any = _REQUIRED) -> str:
+        value = self.take(name, default)
+        if value not in allowed:
+            raise wrong(self.prefix + name, value, ", ".join(allowed))
+        return str(value)
+
+    def integer(self, name: str, *, minimum: int, optional: bool = False, default: Any = _REQUIRED) -> int | None:
+        value = self.take(name, default)
+        if value is None and optional:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            allowed = f"a whole number from {minimum} up" + (", or null" if optional else "")
+            raise wrong(self.prefix + name, value, allowed)
+        return value
+
+    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise wrong(self.prefix + name, value, "true, false")
+        return value
+
+    def mapping(self, name: str, default: Any = _REQUIRED) -> Mapping[str, Any]:
+        value = self.take(name, default)
+        if value is None and default is not _REQUIRED:
+            return {}
+        if not isinstance(value, Mapping):
+            raise wrong(self.prefix + name, value, "a group of settings")
+        return value
+
+    def finish(self) -> None:
+        for name in self.values:
+            if name not in self.known:
+                raise unknown(self.prefix + str(name), str(name), self.known)
