@@ -1,0 +1,128 @@
+"""The table that a run ends with: rich on a terminal, fixed-width Markdown everywhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from chai_eval.report.statistics import Difference
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task of a run.
+
+    Attributes
+    ----------
+    mha, method
+        Scores as the task reports them; `method` is None when the run is the baseline itself.
+    difference
+        Method minus MHA, times 100; None where there is no second score; its interval may be nan.
+    percent
+        Whether the metric is a mean of scores between 0 and 1, shown in per cent. Other metrics, and their
+        differences, are shown as they are.
+    paper
+        The paper's difference in percentage points (its score in per cent for the baseline).
+    """
+
+    task: str
+    metric: str
+    n: int
+    mha: float
+    method: float | None = None
+    difference: Difference | None = None
+    percent: bool = True
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the table is about: `facts` are (name, text) lines above it, `method` the name of its column."""
+
+    method: str
+    facts: tuple[tuple[str, str], ...] = ()
+    in_paper: bool = False
+
+
+def render(header: Header, rows: Sequence[Row], stream: TextIO) -> None:
+    """Print one run's table to `stream`.
+
+    A pipe or a file gets Markdown that is never wrapped or cut; a terminal gets rich's table.
+    """
+    columns, lines = _cells(header, rows)
+    width = max((len(name) for name, _ in header.facts), default=0)
+    facts = [f"{name.ljust(width)}  {text}" for name, text in header.facts]
+    if not stream.isatty():
+        stream.write("\n".join([*facts, "", *markdown(columns, lines)]).lstrip("\n") + "\n")
+        stream.flush()
+        return
+    console = Console(file=stream, highlight=False)
+    for fact in facts:
+        console.print(fact, markup=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column.replace(" (", "\n("), justify="left" if index < 2 else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    # A terminal that is too narrow wraps a line; rich would cut figures out of it.
+    console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
+    console.print(table)
+
+
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]], *, left: int = 2) -> list[str]:
+    """Lay out a Markdown table with aligned columns, the first `left` of them left-aligned."""
+    widths = [max(3, *(len(row[index]) for row in (columns, *lines))) for index in range(len(columns))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = ["-" * width if index < left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
+    return [line(columns), line(rule), *(line(row) for row in lines)]
+
+
+def _cells(header: Header, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    compared = any(row.method is not None for row in rows)
+    columns = ["task", "metric", "n", "MHA"]
+    if compared:
+        columns += [header.method.upper(), "difference (pp)", "95 % interval"]
+    if header.in_paper:
+        columns.append("paper (pp)" if compared else "paper (%)")
+    lines = []
+    for row in rows:
+        cells = [row.task, row.metric, str(row.n), _score(row.mha, row.percent)]
+        if compared:
+            cells += [_score(row.method, row.percent), *_compared(row.difference, row.percent)]
+        if header.in_paper:
+            cells.append("–" if row.paper is None else f"{row.paper:+.2f}" if compared else f"{row.paper:.1f}")
+        lines.append(cells)
+    return columns, lines
+
+
+def _score(value: float | None, percent: bool) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f}" if percent else f"{value:.4g}"
+
+
+def _compared(difference: Difference | None, percent: bool) -> tuple[str, str]:
+    if difference is None:
+        return "–", "–"
+
+    def signed(value: float) -> str:
+        # `+ 0.0` turns a negative zero, and what rounds to it, into a plain one.
+        return f"{round(value, 2) + 0.0:+.2f}" if percent else f"{value / 100:+.4g} (raw)"
+
+    if math.isnan(difference.low):
+        return signed(difference.points), "–"
+    return signed(difference.points), f"{signed(difference.low)} to {signed(difference.high)}"
