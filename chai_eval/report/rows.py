@@ -39,7 +39,7 @@ def row(task: str, primary: str | None, mha: Result, other: Result | None, paper
         Where the two results are not about the same documents.
     """
     metrics: Mapping[str, Any] = mha.record["metrics"]
-    metric = primary if primary in metrics else next(iter(metrics))
+    metric = primary if primary is not None and primary in metrics else next(iter(metrics))
     value = float(metrics[metric]["value"])
     before = _scores(mha, metric)
     percent = before is not None and bool(((before >= 0) & (before <= 1)).all())

@@ -1,0 +1,189 @@
+"""From what a user types to settings, through Hydra's compose API; every mistake is one line."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from chai_eval.errors import SettingError
+from chai_eval.resources import conf_dir
+from chai_eval.settings import Settings, parse_settings, unknown
+
+LAUNCHER = "hydra/launcher"
+
+# Settings of the model that are so common that the group's name may be left out.
+SHORT = {
+    name: f"model.{name}"
+    for name in ("path", "revision", "weights", "dtype", "device", "layers", "device_map", "tokenizer")
+} | {"launcher": LAUNCHER}
+
+# Their values are taken as they are typed: folders have spaces, brackets and = in their names.
+VERBATIM = ("model.path", "model.revision", "model.tokenizer", "data_dir", "results_dir")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: its settings, the overrides they come from, and how a user would name it within a sweep."""
+
+    settings: Settings
+    overrides: tuple[str, ...]
+    label: str
+    launcher: str = "basic"
+
+
+@contextmanager
+def configuration() -> Iterator[None]:
+    """Hydra, looking at this package's configuration."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir().absolute()), job_name="chai_eval", version_base="1.3"):
+        yield
+
+
+def groups() -> list[str]:
+    """Settings whose value is the name of a file: `model`, `method` and whatever else has a folder of choices."""
+    return sorted(path.name for path in conf_dir().iterdir() if path.name != "hydra" and choices(path.name))
+
+
+def choices(group: str) -> list[str]:
+    """Names that can be chosen in a group."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def jobs_of(arguments: Sequence[str], *, multirun: bool) -> list[Job]:
+    """Compose and check the settings of every job, before the first one starts.
+
+    Parameters
+    ----------
+    arguments
+        `setting=value` as typed; `setting=value,value` in a sweep.
+    multirun
+        Whether several values of a setting make several jobs.
+
+    Raises
+    ------
+    SettingError
+        For the first mistake in any of them.
+    """
+    with configuration():
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        swept = [_values(_rewrite(argument, multirun), parser, multirun) for argument in _completed(arguments)]
+        return [_job(list(one), swept) for one in itertools.product(*swept)]
+
+
+def settings_of(overrides: Sequence[str]) -> Settings:
+    """Compose the settings of one job, within `configuration()`.
+
+    Raises
+    ------
+    SettingError
+    """
+    grouped = groups()
+    for override in overrides:
+        key, value = override.lstrip("+").split("=", 1)
+        if key in grouped and value not in choices(key):
+            raise unknown(key, value.strip("'\""), choices(key))
+    chosen = [override for override in overrides if override.split("=", 1)[0] in grouped]
+    known = OmegaConf.to_container(_compose(chosen, "model, method"), resolve=False)
+    for override in overrides:
+        if override not in chosen and not override.startswith("+"):
+            _refuse_unknown(override.split("=", 1)[0], known)
+    config = _compose([each for each in overrides if not each.startswith("hydra")], " ".join(overrides))
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingError(f"{error.full_key or 'settings'}: {_first_line(error)}; allowed: a value") from error
+    assert isinstance(plain, dict)
+    return parse_settings({str(key): value for key, value in plain.items()})
+
+
+def _completed(arguments: Sequence[str]) -> list[str]:
+    """A directory given without a model is a model of its own, not the default one with other weights."""
+    keys = [argument.split("=", 1)[0] for argument in arguments]
+    if "model" not in keys and {"path", "model.path"} & set(keys) and "local" in choices("model"):
+        return ["model=local", *arguments]
+    return list(arguments)
+
+
+def _rewrite(argument: str, multirun: bool) -> str:
+    """Bring one argument into the form that Hydra reads."""
+    match = re.fullmatch(r"(\+{0,2}|~)([A-Za-z_][\w./@-]*)(=.*)?", argument, flags=re.DOTALL)
+    if match is None or match[3] is None or match[1] == "~":
+        raise SettingError(f"{argument}: not understood; allowed: setting=value (see --help)")
+    key, value = SHORT.get(match[2], match[2]), match[3][1:]
+    several = "," in value and (multirun or key not in VERBATIM)
+    if key in VERBATIM and not several and value != "null" and not value.startswith(("'", '"')):
+        value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if key == "task" and several and not multirun and not value.startswith("["):
+        value = f"[{value}]"
+    # What a model's own configuration may hold is transformers' business.
+    return f"{'++' if key.startswith('model.config.') else ''}{key}={value}"
+
+
+def _values(argument: str, parser: OverridesParser, multirun: bool) -> list[str]:
+    """The overrides that one argument stands for: one, or one per value of a sweep."""
+    key, value = argument.split("=", 1)
+    try:
+        override: Override = parser.parse_override(argument)
+    except HydraException as error:
+        raise SettingError(
+            f"{key.lstrip('+')}: {value!r} given, which can't be read ({_first_line(error)}); "
+            "allowed: a value, quoted where it has special characters"
+        ) from error
+    if not override.is_sweep_override():
+        return [argument]
+    if not multirun:
+        raise SettingError(f"{key}: {value!r} given, several values; allowed: one value, or -m to run each of them")
+    if not override.is_discrete_sweep():
+        raise SettingError(f"{key}: {value!r} given; allowed: a list of values, range(…), choice(…) or glob(…)")
+    return [f"{key}={each}" for each in override.sweep_string_iterator()]
+
+
+def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:
+    varied = [one for one, values in zip(overrides, swept, strict=True) if len(values) > 1]
+    settings = settings_of(overrides)
+    label = " ".join(varied) or f"{settings.model.name} {settings.method.name}"
+    launchers = [each.partition("=")[2] for each in overrides if each.startswith(f"{LAUNCHER}=")]
+    if launchers and launchers[-1] not in ("basic", *choices(LAUNCHER)):
+        raise unknown("launcher", launchers[-1], ("basic", *choices(LAUNCHER)))
+    return Job(settings, tuple(overrides), label, *launchers[-1:])
+
+
+def _compose(overrides: list[str], naming: str) -> DictConfig:
+    try:
+        return compose("config", overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SettingError(f"{naming}: {_first_line(error)}; allowed: see --help") from error
+
+
+def _refuse_unknown(key: str, known: Any) -> None:
+    """Refuse a setting that no configuration file has, naming the one that may have been meant."""
+    if key == LAUNCHER or key.startswith("hydra.launcher."):
+        return
+    reached: list[str] = []
+    for part in key.split("."):
+        if not isinstance(known, dict) or part not in known:
+            names = [str(name) for name in known if name != "name"] if isinstance(known, dict) else []
+            if not reached:
+                inside = [f"{group}.{part}" for group in groups() if part in known.get(group, {})]
+                if inside:
+                    raise SettingError(f"{key}: unknown (did you mean {inside[0]}?); allowed: {', '.join(inside)}")
+                names += SHORT
+            raise unknown(key, part, names)
+        known = known[part]
+        reached.append(part)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].strip()

@@ -1,0 +1,49 @@
+"""`python -m chai_eval status`: what stands in a results folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from chai_eval.errors import SettingError
+from chai_eval.report.tables import markdown
+from chai_eval.settings import wrong
+from chai_eval.store.status import ResultStatus, list_results
+
+
+def status(arguments: Sequence[str]) -> int:
+    """List the results in `results_dir` and return 0.
+
+    Raises
+    ------
+    SettingError
+        For a folder that isn't there, or any other setting.
+    """
+    results_dir = Path("results")
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key != "results_dir" or not value:
+            raise SettingError(f"status: {argument!r} given; allowed: results_dir=<folder>")
+        results_dir = Path(value).expanduser()
+    if arguments and not results_dir.is_dir():
+        raise wrong("results_dir", str(results_dir), "a folder with results")
+    found = list_results(results_dir)
+    if not found:
+        sys.stdout.write(f"no results in {results_dir}\n")
+        return 0
+    columns = ("model", "task", "method", "key", "state", "detail")
+    sys.stdout.write("\n".join(markdown(columns, [_line(each) for each in found], left=len(columns))) + "\n")
+    return 0
+
+
+def _line(each: ResultStatus) -> tuple[str, ...]:
+    folder = each.folder
+    return (folder.model, folder.task, folder.method, folder.key, each.state, each.detail + _scores(each))
+
+
+def _scores(each: ResultStatus) -> str:
+    if each.record is None:
+        return ""
+    metrics = each.record.get("metrics", {})
+    return "".join(f", {name} {metric['value']:.4f}" for name, metric in metrics.items())

@@ -1,0 +1,98 @@
+"""One run or many: checked together, run one after the other or by a Hydra launcher, failures told at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chai_eval.cli.overrides import jobs_of
+from chai_eval.errors import RunError
+from chai_eval.settings import Settings
+
+if TYPE_CHECKING:
+    from chai_eval.run import Failure, Report
+    from chai_eval.session import Session
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: its report, and what failed of it."""
+
+    label: str
+    report: Report | None
+    failures: tuple[Failure, ...]
+
+
+def run_jobs(arguments: Sequence[str], *, multirun: bool, debug: bool, session: Session | None = None) -> int:
+    """Run what the arguments ask for and print its tables; return the exit status.
+
+    Raises
+    ------
+    SettingError
+        For a wrong setting of any job; none has been started then.
+    """
+    jobs = jobs_of(arguments, multirun=multirun)
+
+    # From here on torch and lm-eval are needed, which take seconds to import; a mistyped setting is told before.
+    from chai_eval.cli.launch import launch
+    from chai_eval.run import check
+    from chai_eval.session import Session
+
+    session = session or Session()
+    for job in jobs:
+        try:
+            check(job.settings, session)
+        except RunError:
+            # Documents that can't be had fail their own job, when its turn comes.
+            if not multirun:
+                raise
+    if jobs[0].launcher != "basic":
+        outcomes = launch(jobs)
+        for outcome in outcomes:
+            _print(outcome, debug)
+    else:
+        outcomes = []
+        for number, job in enumerate(jobs, start=1):
+            if multirun:
+                sys.stderr.write(f"[{number}/{len(jobs)}] {job.label}\n")
+            outcomes.append(attempt(job.settings, session, job.label))
+            _print(outcomes[-1], debug)
+    return _conclude(outcomes, multirun)
+
+
+def attempt(settings: Settings, session: Session, label: str) -> Outcome:
+    """Run one job; whatever ends it is part of its outcome, so that it doesn't end the others."""
+    from chai_eval.run import failure, run
+
+    try:
+        report = run(settings, session)
+    except Exception as error:
+        return Outcome(label, None, (failure("", error),))
+    return Outcome(label, report, report.failures)
+
+
+def _print(outcome: Outcome, debug: bool) -> None:
+    from chai_eval.report import render
+
+    if outcome.report is not None and outcome.report.rows:
+        render(outcome.report.header, outcome.report.rows, sys.stdout)
+    for each in outcome.failures:
+        if debug and each.trace:
+            sys.stderr.write(each.trace)
+
+
+def _conclude(outcomes: Sequence[Outcome], multirun: bool) -> int:
+    """Say on one last line what failed; 2 where only wrong settings did."""
+    failed = [outcome for outcome in outcomes if outcome.failures]
+    if not failed:
+        return 0
+    said = []
+    for outcome in failed:
+        lines = [f"{each.what}: {each.why}" if each.what else each.why for each in outcome.failures]
+        said.append(f"{outcome.label} ({'; '.join(lines)})" if multirun else "; ".join(lines))
+    prefix = f"{len(failed)} of {len(outcomes)} jobs failed: " if multirun else ""
+    hint = " (unexpected; debug=true shows where)" if any(e.trace for o in failed for e in o.failures) else ""
+    sys.stderr.write(prefix + "; ".join(said) + hint + "\n")
+    return 2 if all(each.setting for outcome in failed for each in outcome.failures) else 1

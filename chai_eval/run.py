@@ -1,0 +1,93 @@
+"""One run from top to bottom: settings → model → method → scoring → record → table. The file to read first."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.methods import build_method
+from chai_eval.report import Header, Row, published
+from chai_eval.report.rows import describe, row
+from chai_eval.scored import result
+from chai_eval.scoring.tasks import primary_metric, task_names
+from chai_eval.session import Session
+from chai_eval.settings import Settings
+from chai_eval.store import check_writable
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that a run could not do: one line, and the traceback where the error was not foreseen."""
+
+    what: str
+    why: str
+    setting: bool = False
+    trace: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run ends with: the table's header and rows, and the tasks that failed."""
+
+    header: Header
+    rows: tuple[Row, ...]
+    failures: tuple[Failure, ...] = ()
+
+
+def run(settings: Settings, session: Session) -> Report:
+    """Score a method and its baseline on the same documents, task by task.
+
+    A task that fails is reported and doesn't end the others.
+
+    Raises
+    ------
+    SettingError
+        Where a setting has a wrong value; nothing has been written then.
+    RunError
+        Where the model or a task can't be loaded.
+    """
+    names = check(settings, session)
+    method = build_method(settings.method.name, **settings.method.options)
+    baseline = build_method("mha")
+
+    loaded = session.model(settings.model)
+    for each in (baseline, method):
+        each.check(loaded.model)
+
+    rows, failures = [], []
+    for name in names:
+        try:
+            prepared = session.prepared(name, settings.task, settings.seed)
+            mha = result(settings.baseline(), loaded, baseline, prepared)
+            other = None if method.name == "mha" else result(settings, loaded, method, prepared)
+            paper = published(settings.model.paper, method.name, name)
+            rows.append(row(name, primary_metric(name), mha, other, paper))
+        except Exception as error:
+            failures.append(failure(name, error))
+    return Report(describe(settings, loaded, method), tuple(rows), tuple(failures))
+
+
+def check(settings: Settings, session: Session) -> list[str]:
+    """Check all that can be checked before minutes go into loading a model; return the names of the tasks.
+
+    Raises
+    ------
+    SettingError
+    RunError
+        Where the documents of a task can't be loaded.
+    """
+    check_writable(settings.results_dir)
+    build_method(settings.method.name, **settings.method.options)
+    choice = settings.task.choice
+    names = task_names(choice if isinstance(choice, str) else list(choice))
+    for name in names:
+        session.task(name, settings.task)
+    return names
+
+
+def failure(what: str, error: Exception) -> Failure:
+    """Describe an error that ended a task or a job."""
+    foreseen = isinstance(error, SettingError | RunError)
+    trace = None if foreseen else "".join(traceback.format_exception(error))
+    return Failure(what, failure_line(error), isinstance(error, SettingError), trace)

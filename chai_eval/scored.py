@@ -1,0 +1,138 @@
+"""One result: found by its key, or scored, journalled and recorded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from chai_eval.errors import failure_line
+from chai_eval.session import LoadedModel
+from chai_eval.settings import Settings
+from chai_eval.store import Journal, ResultFolder, read_record, read_samples, result_key, write_record
+from chai_eval.store.key import numeric_code_version
+from chai_eval.store.provenance import git_revision, machine, versions
+
+if TYPE_CHECKING:
+    from chai_eval.methods import Method
+    from chai_eval.scoring.evaluate import PreparedTask
+
+log = logging.getLogger(__name__)
+
+# Packages whose version can change a number: model code, its arithmetic, prompts and metrics.
+KEY_PACKAGES = ("torch", "transformers", "lm-eval")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished result as it stands on the disk."""
+
+    folder: ResultFolder
+    record: Mapping[str, Any]
+    samples: pd.DataFrame
+
+
+def result(settings: Settings, loaded: LoadedModel, method: Method, prepared: PreparedTask) -> Result:
+    """Return the result of a method on a task: an earlier one of the same key, or a new one.
+
+    An unfinished earlier one is gone on with. Where another process is scoring the same result, this one waits
+    and takes what that one recorded.
+
+    Raises
+    ------
+    RunError
+        Where scoring fails; `status` then says why.
+    """
+    parts = key_parts(settings, loaded, method, prepared)
+    name = prepared.task_name
+    folder = ResultFolder(settings.results_dir, settings.model.name, name, method.name, result_key(parts))
+    if read_record(folder.path) is None:
+        with folder.held():
+            if read_record(folder.path) is None:
+                _score(settings, loaded, method, prepared, folder, parts)
+                return _read(folder)
+    log.info("%s, %s: finished before, taken from %s", name, method.name, folder.path)
+    return _read(folder)
+
+
+def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared: PreparedTask) -> dict[str, Any]:
+    """Everything that can change a number of this result; batch size and device are not among it."""
+    model = settings.model
+    found = versions()
+    return {
+        "model": {
+            "source": model.path,
+            "revision": model.revision,
+            "weights": model.weights,
+            "fingerprint": loaded.fingerprint,
+            "architecture": loaded.architecture,
+            "tokenizer": loaded.vocabulary,
+            "dtype": loaded.dtype,
+        },
+        "method": {"name": method.name, **method.settings()},
+        "task": {"name": prepared.task_name, "config": prepared.config_hash, "prompts": prepared.prompts_hash},
+        "limit": settings.task.limit,
+        "seed": settings.seed,
+        "versions": {package: found[package] for package in KEY_PACKAGES},
+        "code": numeric_code_version(),
+    }
+
+
+def _score(
+    settings: Settings,
+    loaded: LoadedModel,
+    method: Method,
+    prepared: PreparedTask,
+    folder: ResultFolder,
+    parts: Mapping[str, Any],
+) -> None:
+    from chai_eval.scoring.evaluate import score
+
+    started = time.monotonic()
+    note = {"config": settings.as_config(), "n_requests": prepared.n_requests}
+    before = folder.begin(note)
+    try:
+        with Journal(folder.journal) as journal:
+            if len(journal):
+                log.info("%s, %s: %d requests were scored before, going on", folder.task, folder.method, len(journal))
+            scores = score(
+                loaded.model,
+                loaded.tokenizer,
+                method,
+                prepared,
+                batch_tokens=settings.batch_tokens,
+                journal=journal,
+            )
+        record = {
+            "model": folder.model,
+            "task": folder.task,
+            "method": folder.method,
+            "key": folder.key,
+            "n_documents": prepared.n_documents,
+            "metrics": scores.metrics,
+            "config": settings.as_config(),
+            "key_parts": parts,
+            "versions": versions(),
+            "git": git_revision(),
+            "machine": machine(),
+            "device": loaded.device,
+            "batch": scores.batch,
+            "wall_seconds": round(before + time.monotonic() - started, 3),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        write_record(folder.path, record, scores.samples)
+    except Exception as error:
+        folder.fail(failure_line(error))
+        raise
+    folder.tidy()
+
+
+def _read(folder: ResultFolder) -> Result:
+    record = read_record(folder.path)
+    assert record is not None, "only read once it is finished"
+    return Result(folder, record, read_samples(folder.path))

@@ -1,0 +1,112 @@
+"""What one process keeps from job to job of a sweep: the loaded model and the prepared tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from chai_eval.settings import ModelSettings, TaskSettings
+
+if TYPE_CHECKING:
+    from chai_eval.scoring.evaluate import PreparedTask
+
+# What transformers writes into a configuration without any meaning for the numbers.
+VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to score, and the hashes that tell it from every other.
+
+    Attributes
+    ----------
+    fingerprint
+        Of the weights.
+    architecture
+        Of the configuration, without what has no say in the numbers.
+    vocabulary
+        Of the tokenizer.
+    """
+
+    model: Any
+    tokenizer: Any
+    fingerprint: str
+    architecture: str
+    vocabulary: str
+
+    @property
+    def dtype(self) -> str:
+        """Precision that the model computes in."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        """Device of the model's first weights."""
+        return str(self.model.device)
+
+
+def load(settings: ModelSettings) -> LoadedModel:
+    """Load a model and take its hashes, before anything has had the chance to change its tokenizer."""
+    from chai_eval import models
+
+    model, tokenizer = models.load(settings)
+    config = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE}
+    return LoadedModel(model, tokenizer, models.fingerprint(model), _sha256(config), _vocabulary(tokenizer))
+
+
+@dataclass
+class Session:
+    """Loads each model once, and prepares each task once; one model is kept at a time, for its size.
+
+    Attributes
+    ----------
+    loader
+        Loads a model.
+    """
+
+    loader: Callable[[ModelSettings], LoadedModel] = load
+    _loaded: tuple[ModelSettings, LoadedModel] | None = None
+    _tasks: dict[Any, Any] = field(default_factory=dict)
+    _prepared: dict[Any, PreparedTask] = field(default_factory=dict)
+
+    def model(self, settings: ModelSettings) -> LoadedModel:
+        """The loaded model; settings that have no say in loading don't load it again."""
+        wanted = replace(settings, clusters=None, default_limit=None, paper=None)
+        if self._loaded is None or self._loaded[0] != wanted:
+            # The old one goes first: there may not be room for both.
+            self._loaded = None
+            self._loaded = (wanted, self.loader(settings))
+        return self._loaded[1]
+
+    def task(self, name: str, settings: TaskSettings) -> Any:
+        """The lm-eval task of that name."""
+        from chai_eval.scoring.tasks import load_task
+
+        key = (name, settings.source, settings.data_dir)
+        if key not in self._tasks:
+            self._tasks[key] = load_task(name, source=settings.source, data_dir=settings.data_dir)
+        return self._tasks[key]
+
+    def prepared(self, name: str, settings: TaskSettings, seed: int) -> PreparedTask:
+        """The task with the requests of its documents built."""
+        from chai_eval.scoring.evaluate import prepare
+
+        key = (name, settings.source, settings.data_dir, settings.limit, seed)
+        if key not in self._prepared:
+            self._prepared[key] = prepare(self.task(name, settings), limit=settings.limit, seed=seed)
+        return self._prepared[key]
+
+
+def _vocabulary(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    whole = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
+    return _sha256([whole, special])
+
+
+def _sha256(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
