@@ -1,0 +1,219 @@
+"""The key of a result against every setting, and the path from scoring to record, with stand-ins for the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from chai_eval import scored
+from chai_eval.errors import RunError
+from chai_eval.methods import build_method
+from chai_eval.scored import key_parts, result
+from chai_eval.session import LoadedModel
+from chai_eval.settings import MethodSettings, ModelSettings, Settings, TaskSettings
+from chai_eval.store import result_key
+from chai_eval.store.status import list_results
+
+CLUSTERS = [[9, 17], [3, 13]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    task_name: str = "piqa"
+    n_documents: int = 2
+    n_requests: int = 4
+    prompts_hash: str = "prompts"
+    config_hash: str = "config"
+
+
+def loaded(**changed: str) -> LoadedModel:
+    hashes = {"fingerprint": "weights", "architecture": "architecture", "vocabulary": "vocabulary"}
+    model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    return LoadedModel(model, None, **{**hashes, **changed})
+
+
+def settings(results_dir: Path = Path("results")) -> Settings:
+    model = ModelSettings("tiny", path="hub/tiny", clusters=CLUSTERS)
+    return Settings(
+        model, MethodSettings("chai", {"clusters": CLUSTERS}), TaskSettings(limit=2), results_dir=results_dir
+    )
+
+
+def key(given: Settings | None = None, model: LoadedModel | None = None, prepared: Prepared | None = None) -> str:
+    given = given or settings()
+    method = build_method(given.method.name, **given.method.options)
+    return result_key(key_parts(given, model or loaded(), method, prepared or Prepared()))  # type: ignore[arg-type]
+
+
+def with_model(**changed: Any) -> Settings:
+    return replace(settings(), model=replace(settings().model, **changed))
+
+
+def with_method(name: str = "chai", **options: Any) -> Settings:
+    return replace(settings(), method=MethodSettings(name, {"clusters": CLUSTERS, **options} if name == "chai" else {}))
+
+
+CHANGES = {
+    "model source": lambda: key(with_model(path="hub/other")),
+    "revision": lambda: key(with_model(revision="main~1")),
+    "random weights": lambda: key(with_model(weights="random")),
+    "fingerprint of the weights": lambda: key(model=loaded(fingerprint="others")),
+    "architecture": lambda: key(model=loaded(architecture="other")),
+    "tokenizer": lambda: key(model=loaded(vocabulary="other")),
+    "method": lambda: key(with_method("mha")),
+    "probe tokens": lambda: key(with_method(probe_tokens=3)),
+    "features": lambda: key(with_method(features="full")),
+    "representative": lambda: key(with_method(representative="medoid")),
+    "clusters": lambda: key(with_method(clusters=[[9, 16], [3, 14]])),
+    "task": lambda: key(prepared=Prepared(task_name="boolq")),
+    "task file": lambda: key(prepared=Prepared(config_hash="other")),
+    "prompts": lambda: key(prepared=Prepared(prompts_hash="other")),
+    "limit": lambda: key(replace(settings(), task=TaskSettings(limit=3))),
+    "no limit": lambda: key(replace(settings(), task=TaskSettings(limit=None))),
+    "seed": lambda: key(replace(settings(), seed=1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_part_that_can_change_a_number_changes_the_key(change: str) -> None:
+    assert CHANGES[change]() != key()
+
+
+def test_precision_changes_the_key() -> None:
+    half = loaded()
+    half.model.dtype = torch.bfloat16
+    assert key(model=half) != key()
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers", "lm-eval"])
+def test_a_version_of_what_computes_numbers_changes_the_key(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key()
+    versions = scored.versions()
+    monkeypatch.setattr(scored, "versions", lambda: {**versions, package: "0.0"})
+    assert key() != before
+
+
+def test_a_version_of_our_numeric_code_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key()
+    monkeypatch.setattr(scored, "numeric_code_version", lambda: "other")
+    assert key() != before
+
+
+def test_a_changed_cluster_file_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chai_eval.methods import clusters
+
+    preset = tmp_path / "clusters" / "mine.json"
+    preset.parent.mkdir()
+    monkeypatch.setattr(clusters, "conf_dir", lambda: tmp_path)
+    preset.write_text(json.dumps({"runs": [[9, 17], [3, 13]]}))
+    before = key(with_method(clusters="mine"))
+    preset.write_text(json.dumps({"runs": [[9, 16], [3, 14]]}))
+    assert key(with_method(clusters="mine")) != before
+
+
+SAME = {
+    "batch size": lambda: key(replace(settings(), batch_tokens=64)),
+    "results folder": lambda: key(settings(Path("elsewhere"))),
+    "source of the same prompts": lambda: key(replace(settings(), task=TaskSettings(source="local", limit=2))),
+    "a default that does not apply": lambda: key(with_model(default_limit=7, clusters=None, paper="llama7b")),
+    "dtype auto that comes to the same": lambda: key(with_model(dtype="float32")),
+    "device": lambda: key(with_model(device="cpu")),
+}
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_changes_no_number_keeps_the_key(change: str) -> None:
+    assert SAME[change]() == key()
+
+
+class Scorer:
+    """Stands in for `scoring.evaluate.score`: four requests in two batches, killed or failing where told."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.stop: BaseException | None = None
+
+    def __call__(self, model: Any, tokenizer: Any, method: Any, prepared: Prepared, *, batch_tokens: Any, journal: Any):
+        for first in (0, 2):
+            if all(journal.get(str(index)) is not None for index in (first, first + 1)):
+                continue
+            if self.stop is not None and self.batches == 1:
+                raise self.stop
+            self.batches += 1
+            journal.append_many([(str(index), [-1 / (3 + index), True]) for index in (first, first + 1)])
+        values = [journal.get(str(index))[0] for index in range(4)]
+        samples = pd.DataFrame({"doc_id": [0, 1], "loglikelihoods": [values[:2], values[2:]], "acc": [1.0, 0.0]})
+        return SimpleNamespace(
+            samples=samples, metrics={"acc": {"value": 0.5, "stderr": 0.5}}, batch={"batch_tokens": batch_tokens}
+        )
+
+
+@pytest.fixture
+def scorer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scorer]:
+    one = Scorer()
+    monkeypatch.setattr("chai_eval.scoring.evaluate.score", one)
+    return one
+
+
+def score(results_dir: Path, **changed: Any) -> scored.Result:
+    given = replace(settings(results_dir), **changed)
+    return result(given, loaded(), build_method("chai", clusters=CLUSTERS), Prepared())  # type: ignore[arg-type]
+
+
+def test_a_finished_result_is_taken_from_the_disk_also_under_another_batch_size(tmp_path: Path, scorer: Scorer) -> None:
+    first = score(tmp_path, batch_tokens=64)
+    second = score(tmp_path, batch_tokens=128)
+    assert scorer.batches == 2
+    assert second.record == first.record
+    pd.testing.assert_frame_equal(first.samples, second.samples)
+
+
+def test_a_record_says_where_its_numbers_come_from(tmp_path: Path, scorer: Scorer) -> None:
+    record = score(tmp_path).record
+    assert record["metrics"] == {"acc": {"value": 0.5, "stderr": 0.5}}
+    assert record["n_documents"] == 2
+    assert record["key"] == result_key(record["key_parts"])
+    assert record["config"]["method"] == {"name": "chai", "clusters": CLUSTERS}
+    assert record["config"]["model"]["path"] == "hub/tiny"
+    assert set(record["versions"]) >= {"python", "torch", "transformers", "lm-eval", "pandas", "chai-eval"}
+    assert record["machine"]["cores"] >= 1
+    assert record["wall_seconds"] >= 0
+    assert record["device"] == "cpu"
+    assert record["batch"] == {"batch_tokens": None}
+    assert "git" in record
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), RunError("logits: not finite in layer 3")], ids=repr)
+def test_an_interrupted_result_goes_on_and_ends_equal_to_an_uninterrupted_one(
+    tmp_path: Path, scorer: Scorer, stop: BaseException
+) -> None:
+    whole = score(tmp_path / "whole")
+    scorer.batches, scorer.stop = 0, stop
+    with pytest.raises(type(stop)):
+        score(tmp_path / "broken")
+    scorer.stop = None
+    resumed = score(tmp_path / "broken")
+    assert scorer.batches == 2
+    apart = ("wall_seconds", "finished")
+    same = [{name: value for name, value in each.record.items() if name not in apart} for each in (whole, resumed)]
+    same[0]["config"]["results_dir"] = same[1]["config"]["results_dir"]
+    assert same[0] == same[1]
+    pd.testing.assert_frame_equal(whole.samples, resumed.samples)
+    assert sorted(path.name for path in resumed.folder.path.iterdir()) == ["record.json", "samples.parquet"]
+
+
+def test_status_says_why_a_result_failed_and_how_far_it_came(tmp_path: Path, scorer: Scorer) -> None:
+    scorer.stop = RunError("logits: not finite in layer 3")
+    with pytest.raises(RunError):
+        score(tmp_path)
+    (listed,) = list_results(tmp_path)
+    assert listed.state == "failed"
+    assert listed.detail == "logits: not finite in layer 3 (2 of 4 requests)"
