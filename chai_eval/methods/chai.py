@@ -26,7 +26,7 @@ from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features, repeat_heads
 from chai_eval.methods.base import Method
 from chai_eval.methods.checks import one_of, positive
-from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts
+from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, resolved
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CHAI(Method):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "clusters": self.clusters,
+            "clusters": resolved(self.clusters),
             "probe_tokens": self.probe_tokens,
             "features": self.features,
             "linkage": self.linkage,

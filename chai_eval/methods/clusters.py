@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def check_clusters(spec: object) -> None:
     if not isinstance(spec, Sequence) or not spec:
         raise SettingError(f"method.clusters: {spec!r} given; allowed: {FORMS}")
     _expand(spec)
+
+
+def resolved(spec: ClusterSpec | None) -> list[list[int]] | None:
+    """The runs of [count, layers] that a spec stands for; a preset is read, so that what it says is known."""
+    if spec is None:
+        return None
+    counts = _expand(preset_runs(spec) if isinstance(spec, str) else spec)
+    return [[count, len(list(run))] for count, run in groupby(counts)]
 
 
 def cluster_counts(spec: ClusterSpec | None, model: PreTrainedModel) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Scoring: the bridge to lm-eval."""

@@ -1,0 +1,201 @@
+"""Score one task under one method through lm-eval's `simple_evaluate`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from lm_eval import simple_evaluate
+from lm_eval.api.task import Task
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from chai_eval.errors import RunError
+from chai_eval.methods import Method
+from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored
+
+# Resamplings for the standard errors that have no formula (perplexity and the like); means have one.
+BOOTSTRAP_ITERATIONS = 1000
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A task with its requests built, and the hashes of what they were built from.
+
+    Attributes
+    ----------
+    prompts_hash : str
+        Of every prompt and continuation, in order.
+    config_hash : str
+        Of the task as lm-eval resolved it: templates, splits, metrics, filters.
+    """
+
+    task: Task
+    task_name: str
+    limit: int | None
+    seed: int
+    n_documents: int
+    n_requests: int
+    prompts_hash: str
+    config_hash: str
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a task gave.
+
+    Attributes
+    ----------
+    samples : DataFrame
+        One row per document (and filter, where a task has several): doc_id, doc_hash, prompt_hash, for multiple
+        choice the log-likelihoods of the choices (natural logarithm) and their lengths (characters), and one column
+        per metric.
+    metrics : dict
+        `{name: {"value": float, "stderr": float or None}}` as lm-eval aggregates them.
+    batch : dict
+        How requests were batched: most tokens in a pass that scores, requests in one that generates.
+    """
+
+    samples: pd.DataFrame
+    metrics: dict[str, dict[str, float | None]]
+    batch: dict[str, int]
+
+
+def prepare(task: Task, *, limit: int | None, seed: int) -> PreparedTask:
+    """Build a task's requests.
+
+    Parameters
+    ----------
+    task : lm_eval.api.task.Task
+    limit : int or None
+        First documents to use; None for all.
+    seed : int
+        Of the few-shot examples, where the task has any.
+    """
+    task.set_fewshot_seed(seed)
+    task.build_all_requests(limit=limit)
+    instances = task.instances
+    if not instances:
+        raise RunError(f"task: {task.config.task} has no documents")
+    prompts = [[instance.doc_id, instance.idx, instance.request_type, instance.args] for instance in instances]
+    return PreparedTask(
+        task,
+        str(task.config.task),
+        limit,
+        seed,
+        len({instance.doc_id for instance in instances}),
+        len(instances),
+        _hash(prompts),
+        _hash(task.dump_config()),
+    )
+
+
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    method: Method,
+    prepared: PreparedTask,
+    *,
+    batch_tokens: int | None = None,
+    journal: Scored | None = None,
+    progress: bool = True,
+) -> Scores:
+    """Score a task under a method.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        As loaded; the method is put in and taken out here.
+    batch_tokens : int or None
+        Most tokens in a forward pass; None chooses by the device.
+    journal : Scored or None
+        Requests found there are not scored again, and those scored are added.
+
+    Raises
+    ------
+    RunError
+        For logits that are not finite.
+    """
+    budget = batch_tokens or default_batch_tokens(model)
+    with method.applied(model):
+        lm = PackedLM(
+            model,
+            tokenizer,
+            method,
+            batch_tokens=budget,
+            journal=journal,
+            description=f"{prepared.task_name} under {method.name}",
+            progress=progress,
+        )
+        results = simple_evaluate(
+            model=lm,
+            tasks=[prepared.task],
+            limit=prepared.limit,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            random_seed=prepared.seed,
+            numpy_random_seed=prepared.seed,
+            torch_random_seed=prepared.seed,
+            fewshot_random_seed=prepared.seed,
+        )
+    return Scores(
+        _samples(prepared.task, results["samples"][prepared.task_name]),
+        _metrics(results["results"][prepared.task_name]),
+        {"batch_tokens": budget, "generation_batch": GENERATION_BATCH},
+    )
+
+
+def default_batch_tokens(model: PreTrainedModel) -> int:
+    """Tokens in a forward pass where nobody says: what keeps the cores busy, or a part of the GPU's whole memory.
+
+    From the total, not the free memory: the batches of a run that goes on are those it began with.
+    """
+    if model.device.type != "cuda":
+        return 1024
+    config = model.config.get_text_config()
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    spare = max(torch.cuda.get_device_properties(model.device).total_memory - weights, 0) // 4
+    # The widest things a token needs at once: its logits in float32 (twice), its layer's activations.
+    per_token = 8 * config.vocab_size + 64 * config.hidden_size
+    return int(min(max(spare // per_token, 1024), 65536))
+
+
+def _samples(task: Task, logged: list[dict[str, Any]]) -> pd.DataFrame:
+    rows = []
+    for sample in logged:
+        row = {name: sample[name] for name in ("doc_id", "doc_hash", "prompt_hash")}
+        if len({entry["filter"] for entry in logged}) > 1:
+            row["filter"] = sample["filter"]
+        if task.OUTPUT_TYPE == "multiple_choice":
+            choices = task.doc_to_choice(sample["doc"])
+            row["loglikelihoods"] = [float(response[0][0]) for response in sample["resps"][: len(choices)]]
+            row["lengths"] = [len(choice) for choice in choices]
+        elif task.OUTPUT_TYPE == "generate_until":
+            row["responses"] = [str(response) for response in sample["filtered_resps"]]
+        row.update({name: _number(sample[name]) for name in sample["metrics"]})
+        rows.append(row)
+    return pd.DataFrame(rows).sort_values("doc_id", kind="stable", ignore_index=True)
+
+
+def _number(value: Any) -> float | str:
+    """A metric of one document; what is no number (parts of a corpus metric) is kept as text."""
+    return float(value) if isinstance(value, (int, float)) or hasattr(value, "__float__") else json.dumps(value)
+
+
+def _metrics(results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """lm-eval's `{"acc,none": …, "acc_stderr,none": …}` as `{"acc": {"value": …, "stderr": …}}`."""
+    found: dict[str, dict[str, float | None]] = {}
+    for entry, value in results.items():
+        metric, _, kind = entry.partition(",")
+        if not kind or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            continue
+        stderr = results.get(f"{metric}_stderr,{kind}")
+        name = metric if kind == "none" else f"{metric} ({kind})"
+        found[name] = {"value": float(value), "stderr": float(stderr) if isinstance(stderr, (int, float)) else None}
+    return found
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,175 @@
+"""The bridge to lm-eval: its `HFLM`, with requests scored in packed rows, under a method, into a journal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils_hf import stop_sequences_criteria
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from chai_eval.methods import Method
+from chai_eval.scoring.finite import check_finite
+from chai_eval.scoring.pack import Batch, ScoringRequest, batches, documents, packed_input
+
+# Requests generated together; fixed, so that an interrupted run meets the same batches again.
+GENERATION_BATCH = 8
+
+
+class Scored(Protocol):
+    """Where scores are kept as they are made; see `chai_eval.store.journal`."""
+
+    def get(self, request_key: str) -> Any:
+        """What was kept under a key, or None."""
+
+    def append_many(self, entries: Iterable[tuple[str, Any]]) -> None:
+        """Keep entries, so that they outlive the process."""
+
+
+class InMemory:
+    """Scores kept while the process lives, where nobody asked for more."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] = {}
+
+    def get(self, request_key: str) -> Any:
+        return self._kept.get(request_key)
+
+    def append_many(self, entries: Iterable[tuple[str, Any]]) -> None:
+        self._kept.update(entries)
+
+
+class PackedLM(HFLM):
+    """lm-eval's view of a model under a method.
+
+    Log-likelihoods are those of `HFLM` for each request alone; what differs is how the work is laid out: a context is
+    computed once for all its continuations, several documents fill a pass, nothing is padding, and logits are computed
+    only where a token is scored.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        With the method already applied.
+    tokenizer : PreTrainedTokenizerBase
+    method : Method
+    batch_tokens : int
+        Most tokens in a forward pass.
+    journal : Scored or None
+        Requests found there are not scored again.
+    description : str
+        Shown on the progress bar.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        method: Method,
+        *,
+        batch_tokens: int,
+        journal: Scored | None = None,
+        description: str = "",
+        progress: bool = True,
+    ) -> None:
+        super().__init__(
+            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=GENERATION_BATCH, truncation=True
+        )
+        self.method = method
+        self.batch_tokens = batch_tokens
+        self.journal: Scored = journal if journal is not None else InMemory()
+        self.description = description
+        self.progress = progress
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        asked = [
+            ScoringRequest(tuple(context), tuple(continuation)).truncated(self.max_length)
+            for _, context, continuation in requests
+        ]
+        keys = [_tokens_key(request) for request in asked]
+        plan = batches(documents(asked, self.method.shared_context), self.batch_tokens)
+        waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
+        left = sum(len(batch.requests) for batch in waiting)
+        with self._bar(len(asked), len(asked) - left, disable_tqdm) as bar:
+            for batch in waiting:
+                scores = self._score(batch, asked)
+                self.journal.append_many([(keys[number], score) for number, score in scores])
+                bar.update(len(scores))
+        found = [self.journal.get(key) for key in keys]
+        return [(float(loglikelihood), bool(greedy)) for loglikelihood, greedy in found]
+
+    @torch.inference_mode()
+    def _score(self, batch: Batch, asked: Sequence[ScoringRequest]) -> list[tuple[int, list[Any]]]:
+        """Score one pass: for each request its log-likelihood and whether it is what greedy decoding gives."""
+        packed = packed_input(batch, asked)
+        device = self.device
+        given = {"input_ids": packed.tokens.to(device), "rows": packed.rows.to(device)}
+        logits = self.model(**given, logits_to_keep=packed.keep.to(device)).logits[0]  # [kept, vocabulary]
+        normaliser = _logsumexp(logits)
+        check_finite(self.model, given, normaliser)
+        source, target = packed.source.to(device), packed.target.to(device)
+        token_scores = logits[source, target].float() - normaliser[source]
+        is_best = logits.argmax(-1)[source] == target
+        scores = []
+        for number, chosen, best in zip(
+            batch.requests,
+            token_scores.double().cpu().split(packed.counts),
+            is_best.cpu().split(packed.counts),
+            strict=True,
+        ):
+            scores.append((number, [float(chosen.sum()), bool(best.all())]))
+        return scores
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        keys = [_key(["generate", *request.args]) for request in requests]
+        order = sorted(range(len(requests)), key=lambda number: (-len(requests[number].args[0]), keys[number]))
+        with self._bar(len(requests), 0, disable_tqdm) as bar:
+            for start in range(0, len(order), GENERATION_BATCH):
+                chunk = order[start : start + GENERATION_BATCH]
+                if any(self.journal.get(keys[number]) is None for number in chunk):
+                    texts = super().generate_until([requests[number] for number in chunk], disable_tqdm=True)
+                    self.journal.append_many([(keys[number], text) for number, text in zip(chunk, texts, strict=True)])
+                bar.update(len(chunk))
+        return [self.journal.get(key) for key in keys]
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> Tensor:
+        # As HFLM does, except that a method recomputes attention over the whole text instead of keeping a cache.
+        temperature = generation_kwargs.pop("temperature", 0.0)
+        sample = generation_kwargs.setdefault("do_sample", temperature > 0)
+        if sample:
+            generation_kwargs["temperature"] = temperature
+        return self.model.generate(
+            input_ids=context,
+            max_length=max_length,
+            stopping_criteria=stop_sequences_criteria(self.tokenizer, stop, context.shape[1], context.shape[0]),
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=self.method.name == "mha",
+            **generation_kwargs,
+        )
+
+    def _bar(self, total: int, done: int, disable: bool) -> tqdm[Any]:
+        return tqdm(total=total, initial=done, desc=self.description, disable=disable or not self.progress, leave=False)
+
+
+def _logsumexp(logits: Tensor) -> Tensor:
+    """Of every kept position, in float32: `[kept, vocabulary]` to `[kept]`."""
+    return torch.logsumexp(logits.float(), dim=-1)
+
+
+def _tokens_key(request: ScoringRequest) -> str:
+    return _key([request.context, request.continuation])
+
+
+def _key(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
