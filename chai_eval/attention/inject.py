@@ -60,7 +60,10 @@ class Layer:
 
 @dataclass
 class ForwardPass:
-    """What the layers of one forward pass share: the rows, and whatever a method carries from layer to layer."""
+    """What the layers of one forward pass share: the rows, and whatever a method carries from layer to layer.
+
+    It lasts as long as the pass.
+    """
 
     rows: Rows
     carried: dict[str, Any] = field(default_factory=dict)

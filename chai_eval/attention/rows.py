@@ -9,7 +9,8 @@ context (the choices of a question), each of which sees the context and itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Rows:
     batch: int
     tokens: int
     length: int
+    _seen: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -126,12 +128,12 @@ class Rows:
 
     def to(self, device: torch.device) -> Rows:
         """The same rows with their tensors on `device`."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device)
             for name in ("index", "place", "lengths", "branch", "position")
             if (value := getattr(self, name)) is not None
         }
-        return replace(self, **moved)
+        return replace(self, **moved, _seen={})
 
     def gather(self, states: Tensor) -> Tensor:
         """Bring `[batch, heads, tokens, head_dim]` of the pass into rows: `[rows, heads, length, head_dim]`."""
@@ -172,6 +174,12 @@ class Rows:
             window = None
         if first == 0 and self.branch is None and window is None:
             return None
+        asked = (first, last, window)
+        if asked not in self._seen:  # every layer asks the same
+            self._seen[asked] = self._visible(*asked)
+        return self._seen[asked]
+
+    def _visible(self, first: int, last: int, window: int | None) -> Tensor:
         device = self.lengths.device
         query = torch.arange(first, last, device=device)[:, None]
         key = torch.arange(last, device=device)[None, :]

@@ -24,6 +24,11 @@ class ScoringRequest:
     context: Tokens
     continuation: Tokens
 
+    @property
+    def fed(self) -> Tokens:
+        """The tokens that a model must see: all but the last."""
+        return self.context + self.continuation[:-1]
+
     def truncated(self, max_length: int) -> ScoringRequest:
         """Drop tokens from the left until all but the last fit into `max_length`, as lm-eval does."""
         excess = len(self.context) + len(self.continuation) - (max_length + 1)
@@ -32,17 +37,17 @@ class ScoringRequest:
 
 @dataclass(frozen=True)
 class Document:
-    """One row: a context, and the requests that continue it.
+    """One row: tokens that several requests begin with, and how each goes on.
 
     Attributes
     ----------
     context : tuple of int
-        Tokens at the start of the row.
+        Tokens at the start of the row: the requests' common start, as far as it goes.
     branches : tuple of tuples of int
-        Tokens of each branch; a continuation's last token is never fed, only predicted.
+        Tokens of each branch. A continuation's last token is never fed, only predicted.
     requests : tuple of (request, branch, scored)
-        `branch` is a number of `branches`, or None where the context alone predicts the continuation; `scored` is how
-        many tokens at the end of context and branch are followed by a token to score.
+        `branch` is a number of `branches`, or None where the context is all that is fed; `scored` is how many tokens
+        at the end of context and branch are followed by a token to score.
     """
 
     context: Tokens
@@ -96,12 +101,14 @@ class PackedInput:
 def documents(requests: Sequence[ScoringRequest], shared_context: int) -> list[Document]:
     """Group requests by context into rows.
 
+    Choices often begin alike as well; what all of them share is part of the row's context too.
+
     Parameters
     ----------
     requests : sequence of ScoringRequest
         Each with at least one token in context and continuation.
     shared_context : int
-        A context shorter than this is not shared: what a method looks at first then differs from choice to choice.
+        A start shorter than this is not shared: what a method looks at first then differs from choice to choice.
 
     Returns
     -------
@@ -112,25 +119,36 @@ def documents(requests: Sequence[ScoringRequest], shared_context: int) -> list[D
     for number, request in enumerate(requests):
         by_context.setdefault(request.context, []).append(number)
     rows: list[Document] = []
-    for context, numbers in by_context.items():
-        fed = list(dict.fromkeys(requests[number].continuation[:-1] for number in numbers))
-        if len(context) >= shared_context or len(fed) == 1:
-            rows.append(_document(context, fed, numbers, requests))
+    for numbers in by_context.values():
+        by_fed: dict[Tokens, list[int]] = {}
+        for number in numbers:
+            by_fed.setdefault(requests[number].fed, []).append(number)
+        shared = _common_start(list(by_fed))
+        if len(shared) >= shared_context or len(by_fed) == 1:
+            rows.append(_document(shared, by_fed, requests))
         else:
-            for branch in fed:
-                same = [number for number in numbers if requests[number].continuation[:-1] == branch]
-                rows.append(_document(context, [branch], same, requests))
+            rows.extend(_document(fed, {fed: same}, requests) for fed, same in by_fed.items())
     return rows
 
 
-def _document(context: Tokens, fed: list[Tokens], numbers: list[int], requests: Sequence[ScoringRequest]) -> Document:
-    branches = tuple(branch for branch in fed if branch)
-    placed = []
-    for number in numbers:
-        continuation = requests[number].continuation
-        branch = branches.index(continuation[:-1]) if len(continuation) > 1 else None
-        placed.append((number, branch, len(continuation)))
-    return Document(context, branches, tuple(placed))
+def _common_start(texts: Sequence[Tokens]) -> Tokens:
+    first, last = min(texts), max(texts)  # whatever these two begin with, all between them do
+    length = 0
+    while length < min(len(first), len(last)) and first[length] == last[length]:
+        length += 1
+    return first[:length]
+
+
+def _document(context: Tokens, by_fed: dict[Tokens, list[int]], requests: Sequence[ScoringRequest]) -> Document:
+    branches: list[Tokens] = []
+    placed: list[tuple[int, int | None, int]] = []
+    for fed, numbers in by_fed.items():
+        branch = None
+        if len(fed) > len(context):
+            branch = len(branches)
+            branches.append(fed[len(context) :])
+        placed.extend((number, branch, len(requests[number].continuation)) for number in numbers)
+    return Document(context, tuple(branches), tuple(placed))
 
 
 def batches(rows: Sequence[Document], batch_tokens: int) -> list[Batch]:
@@ -165,16 +183,15 @@ def packed_input(batch: Batch, requests: Sequence[ScoringRequest]) -> PackedInpu
     target: list[int] = []
     counts: list[int] = []
     for document in batch.documents:
-        start = len(line)
+        context = range(len(line), len(line) + len(document.context))
         line.extend(document.context)
-        branch_start = []
+        branches = []
         for fed in document.branches:
-            branch_start.append(len(line))
+            branches.append(range(len(line), len(line) + len(fed)))
             line.extend(fed)
         for number, branch, count in document.requests:
-            predicted_by.append(start + len(document.context) - 1)
-            if branch is not None:
-                predicted_by.extend(range(branch_start[branch], branch_start[branch] + count - 1))
+            path = [*context, *(branches[branch] if branch is not None else ())]
+            predicted_by.extend(path[len(path) - count :])
             target.extend(requests[number].continuation)
             counts.append(count)
     keep, source = torch.unique(torch.tensor(predicted_by), return_inverse=True)

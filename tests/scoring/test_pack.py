@@ -48,6 +48,13 @@ def test_a_context_is_computed_once_for_all_its_continuations() -> None:
     assert [row.tokens for row in rows] == [3 + 1 + 2]
 
 
+def test_what_all_continuations_begin_with_is_computed_once_too() -> None:
+    asked = [ScoringRequest((1, 2), (3, 4, 5, end, 9)) for end in (6, 7, 8)]
+    (row,) = documents(asked, 5)
+    assert (row.context, row.branches) == ((1, 2, 3, 4, 5), ((6,), (7,), (8,)))
+    assert len(documents(asked, 6)) == 3
+
+
 def test_a_context_shorter_than_what_a_method_looks_at_is_not_shared() -> None:
     asked = [ScoringRequest((1, 2, 3), end) for end in [(4, 5), (6, 7, 8), (9,), (4, 5)]]
     rows = documents(asked, 4)
