@@ -56,7 +56,8 @@ def full_attention(
     Parameters
     ----------
     query : Tensor [rows, heads, length, head_dim]
-    key, value : Tensor [rows, kv_heads, length, head_dim]
+    key, value : Tensor [rows, kv_heads, keys, head_dim]
+        `keys` is `length`, or more where the pass goes on from a cache.
 
     Returns
     -------
@@ -94,7 +95,8 @@ def clustered_attention(
     Parameters
     ----------
     query : Tensor [rows, heads, length, head_dim]
-    key, value : Tensor [rows, kv_heads, length, head_dim]
+    key, value : Tensor [rows, kv_heads, keys, head_dim]
+        `keys` is `length`, or more where the pass goes on from a cache.
     membership : Membership
         Of every row.
     first : int
@@ -117,17 +119,20 @@ def clustered_attention(
         own = value[row, representative // groups_of_heads]
     else:
         values = [_side_by_side(value, group, groups_of_heads) for group in by_size(membership)]
-    for start, stop in _query_blocks(first, length, count * membership.clusters):
-        scores = torch.matmul(kept_query[:, :, start:stop], kept_key[:, :, :stop].transpose(-1, -2)) * scaling
+    for start, stop in _query_blocks(first, length, count * membership.clusters * key.shape[2]):
+        seen_keys = rows.key_columns(stop)
+        scores = torch.matmul(kept_query[:, :, start:stop], kept_key[:, :, :seen_keys].transpose(-1, -2)) * scaling
         scores = scores.masked_fill(~_seen(rows, start, stop, window), float("-inf"))
         probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         block = out[:, :, start - first : stop - first]
         if share_value:
-            shared = torch.matmul(probabilities, own[:, :, :stop])
+            shared = torch.matmul(probabilities, own[:, :, :seen_keys])
             block.copy_(shared.gather(1, membership.cluster[:, :, None, None].expand_as(block)))
             continue
         for group, beside in values:
-            joint = torch.matmul(probabilities[group.row, group.cluster], beside[:, :stop])  # [n, block, m * head_dim]
+            joint = torch.matmul(
+                probabilities[group.row, group.cluster], beside[:, :seen_keys]
+            )  # [n, block, m * head_dim]
             split = joint.unflatten(-1, (group.heads.shape[1], -1)).transpose(1, 2)  # [n, m, block, head_dim]
             block[group.row[:, None], group.heads] = split
     return out
@@ -139,9 +144,9 @@ def _side_by_side(value: Tensor, group: SameSize, groups_of_heads: int) -> tuple
     return group, taken.transpose(1, 2).flatten(-2)
 
 
-def _query_blocks(first: int, length: int, products: int) -> Iterator[tuple[int, int]]:
-    """Column ranges from `first` to `length` whose probabilities fit in `BLOCK_ELEMENTS`."""
-    size = max(BLOCK_ELEMENTS // (products * length), 1)
+def _query_blocks(first: int, length: int, per_query: int) -> Iterator[tuple[int, int]]:
+    """Column ranges from `first` to `length`; one with `per_query` probabilities a column fits `BLOCK_ELEMENTS`."""
+    size = max(BLOCK_ELEMENTS // per_query, 1)
     for start in range(first, length, size):
         yield start, min(start + size, length)
 

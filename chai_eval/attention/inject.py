@@ -62,11 +62,18 @@ class Layer:
 class ForwardPass:
     """What the layers of one forward pass share: the rows, and whatever a method carries from layer to layer.
 
-    It lasts as long as the pass.
+    Attributes
+    ----------
+    rows : Rows
+    carried : dict
+        From layer to layer, as long as the pass lasts.
+    remembered : dict of (layer, name) to Tensor [rows, ...]
+        From pass to pass, as long as the cache lasts; reordered with it, so the first dimension must be the rows.
     """
 
     rows: Rows
     carried: dict[str, Any] = field(default_factory=dict)
+    remembered: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     layers_seen: set[int] = field(default_factory=set)
 
 

@@ -40,6 +40,11 @@ class Rows:
         Shape of the pass.
     length : int
         Width of the rows.
+    past : Tensor [rows], int64, or None
+        Where the pass goes on from a cache: tokens of each row before this pass. Column j of the pass is then column
+        `past + j` of the row, and keys are those of the whole row; None where rows begin with this pass.
+    keys : int or None
+        Columns of keys, with `past`.
     """
 
     index: Tensor | None
@@ -50,6 +55,8 @@ class Rows:
     batch: int
     tokens: int
     length: int
+    past: Tensor | None = None
+    keys: int | None = None
     _seen: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -130,7 +137,7 @@ class Rows:
         """The same rows with their tensors on `device`."""
         moved: dict[str, Any] = {
             name: value.to(device)
-            for name in ("index", "place", "lengths", "branch", "position")
+            for name in ("index", "place", "lengths", "branch", "position", "past")
             if (value := getattr(self, name)) is not None
         }
         return replace(self, **moved, _seen={})
@@ -159,20 +166,24 @@ class Rows:
             taken = taken.masked_fill((self.place < 0)[:, None, None], 0)
         return taken.view(self.batch, self.tokens, heads, head_dim)
 
+    def key_columns(self, last: int) -> int:
+        """How many columns of keys the queries in columns up to `last - 1` may look at."""
+        return last if self.keys is None else self.keys
+
     def visible(self, first: int, last: int, window: int | None = None) -> Tensor | None:
-        """Which places the queries in columns `first` to `last - 1` see among the keys in columns 0 to `last - 1`.
+        """What the queries in columns `first` to `last - 1` see among the first `key_columns(last)` keys.
 
         Padding stands at the end of a row, so it is never seen by a token that is real. (What a padding query sees
         does not matter; it always sees column 0, so that its softmax is finite.)
 
         Returns
         -------
-        Tensor [rows or 1, 1, last - first, last], bool, or None
+        Tensor [rows or 1, 1, last - first, key columns], bool, or None
             None where it is plain causality with `first == 0`, which kernels know without a mask.
         """
-        if window is not None and window >= self.length:
+        if window is not None and window >= (self.keys or self.length):
             window = None
-        if first == 0 and self.branch is None and window is None:
+        if first == 0 and self.branch is None and window is None and self.past is None:
             return None
         asked = (first, last, window)
         if asked not in self._seen:  # every layer asks the same
@@ -181,13 +192,16 @@ class Rows:
 
     def _visible(self, first: int, last: int, window: int | None) -> Tensor:
         device = self.lengths.device
-        query = torch.arange(first, last, device=device)[:, None]
-        key = torch.arange(last, device=device)[None, :]
-        seen = (key <= query)[None]
+        query = torch.arange(first, last, device=device)[None, :, None]
+        key = torch.arange(self.key_columns(last), device=device)[None, None, :]
+        if self.past is not None:
+            query = query + self.past[:, None, None]
+        seen = key <= query
         if self.branch is not None:
             of_query, of_key = self.branch[:, first:last, None], self.branch[:, None, :last]
             seen = seen & ((of_key == CONTEXT) | (of_key == of_query))
         if window is not None:
-            position = self.position if self.position is not None else torch.arange(self.length, device=device)[None]
-            seen = seen & (position[:, first:last, None] - position[:, None, :last] < window)
+            if self.position is not None:  # branches stand further right than their position says
+                query, key = self.position[:, first:last, None], self.position[:, None, :last]
+            seen = seen & (query - key < window)
         return seen[:, None]
