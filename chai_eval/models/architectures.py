@@ -1,0 +1,94 @@
+"""Models built from a config: how large, how many layers, filled with reproducible random weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from chai_eval.errors import SettingError
+
+SEED = 0
+# Up to this many parameters random weights are drawn on the CPU, the same for every device.
+_DRAWN_ON_CPU = 1_000_000_000
+
+
+def config_from_mapping(values: Mapping[str, Any]) -> PretrainedConfig:
+    """A config from its whole content.
+
+    Raises
+    ------
+    SettingError
+        `model_type` is missing, transformers doesn't know it, or the values don't make a config.
+    """
+    values = dict(values)
+    model_type = values.pop("model_type", None)
+    if model_type is None:
+        raise SettingError(
+            "model.config: no model_type given, and model.path names no local model; allowed: llama, opt …"
+        )
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except Exception as error:  # transformers validates with several libraries, each with its own errors
+        raise SettingError(f"model.config: makes no {model_type} model ({_first_line(error)})") from error
+
+
+def with_changes(config: PretrainedConfig, changes: Mapping[str, Any], layers: int | None) -> PretrainedConfig:
+    """A copy of `config` with `changes` made and only its first `layers` layers.
+
+    Raises
+    ------
+    SettingError
+        The config has no such field, or not so many layers.
+    """
+    config = copy.deepcopy(config)
+    for name, value in changes.items():
+        if not hasattr(config, name):
+            raise SettingError(
+                f"model.config: a {config.model_type} model has no {name}; allowed: fields of its config"
+            )
+        setattr(config, name, value)
+    whole = int(config.num_hidden_layers)
+    if layers is None or layers == whole:
+        return config
+    if not 1 <= layers < whole:
+        raise SettingError(f"model.layers: {layers} given for a model of {whole} layers; allowed: 1 to {whole}")
+    for name, value in config.to_dict().items():  # one entry per layer, such as layer_types
+        if isinstance(value, list) and len(value) == whole:
+            setattr(config, name, value[:layers])
+    config.num_hidden_layers = layers
+    return config
+
+
+def random_model(config: PretrainedConfig, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A model with random weights, the same at every call; the global random state is left as it was.
+
+    Raises
+    ------
+    SettingError
+        The config contradicts itself, such as a hidden size that its heads don't divide.
+    """
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    if kv_heads is not None and heads % kv_heads:
+        raise SettingError(
+            f"model.config: num_key_value_heads {kv_heads} given for {heads} heads; allowed: a divisor of {heads}"
+        )
+    try:
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    except Exception as error:
+        raise SettingError(f"model.config: makes no {config.model_type} model ({_first_line(error)})") from error
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, enabled=True):
+        torch.manual_seed(SEED)
+        if size <= _DRAWN_ON_CPU:
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device=device, dtype=dtype)
+        with device:
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

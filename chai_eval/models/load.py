@@ -1,0 +1,282 @@
+"""From the settings of a model to the model: where it lies, on which device, in which precision."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from chai_eval.errors import RunError, SettingError
+from chai_eval.models.architectures import config_from_mapping, random_model, with_changes
+from chai_eval.models.builtin import VOCAB_SIZE, byte_tokenizer
+from chai_eval.models.embedded import EMBEDDED, embedded_path
+from chai_eval.models.untie import untie
+from chai_eval.resources import conf_dir
+from chai_eval.settings import ModelSettings, parse_model
+
+_ASSET = "asset:"
+_ELSEWHERE = "model.path=<local directory> or model.weights=random needs no hub"
+
+
+def model_names() -> list[str]:
+    """The choices of `conf/model`."""
+    return sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml"))
+
+
+def model_settings(name: str, **changes: Any) -> ModelSettings:
+    """The settings of `conf/model/<name>.yaml` with `changes`; a `config` is merged into the file's.
+
+    Raises
+    ------
+    SettingError
+        There is no such choice, or a value isn't allowed.
+    """
+    folder, names = conf_dir() / "model", model_names()
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise SettingError(f"model: {name!r} is unknown{hint}; allowed: {', '.join(names)}")
+    values: dict[str, Any] = yaml.safe_load((folder / "base" / "model.yaml").read_text(encoding="utf-8"))
+    values |= yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    del values["defaults"]
+    if "config" in changes:
+        changes["config"] = {**(values.get("config") or {}), **changes["config"]}
+    return parse_model({**values, **changes})
+
+
+def load_model(
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    path: str | Path | None = None,
+    revision: str | None = None,
+    weights: str | None = None,
+    layers: int | None = None,
+    trust_remote_code: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model of `conf/model/` and its tokenizer, ready to evaluate.
+
+    Parameters
+    ----------
+    name
+        A choice of `conf/model/`: `smollm2_mha`, `llama7b`, `tiny_llama_random` …
+    device
+        `cpu`, `cuda`, `cuda:1`, `mps`; `auto` takes the GPU where there is one.
+    dtype
+        `float32`, `float16`, `bfloat16`; `auto` is float32 on a CPU and bfloat16 elsewhere.
+    path
+        A local directory or a name on the hub in place of the model's own.
+    revision
+        Commit, tag or branch on the hub.
+    weights
+        `pretrained`, or `random` to build the model from its config; None is what the model's file says.
+    layers
+        Keep only the first so many layers.
+    trust_remote_code
+        Run model code that comes with the weights.
+    config
+        Changes to the config of a random model, such as `{"num_key_value_heads": 2}`.
+
+    Raises
+    ------
+    SettingError
+        A value that isn't allowed, a directory without safetensors weights, a device that isn't there.
+    RunError
+        The hub can't be reached, or the weights can't be read.
+    """
+    given = {"path": None if path is None else str(path), "revision": revision, "weights": weights, "config": config}
+    changes = {key: value for key, value in given.items() if value is not None}
+    settings = model_settings(name, device=device, dtype=dtype, layers=layers, **changes)
+    return load(replace(settings, trust_remote_code=settings.trust_remote_code or trust_remote_code))
+
+
+def load(settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model (in eval mode) and the tokenizer that `settings` describe; raises as `load_model` does."""
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    folder = _local_folder(settings)
+    if settings.weights == "random":
+        model = _random(settings, folder, device, dtype)
+        tokenizer = _tokenizer_of_random(settings, folder, model)
+    else:
+        model = _pretrained(settings, folder, device, dtype)
+        tokenizer = _tokenizer(settings, settings.tokenizer or str(folder or settings.path))
+    if settings.untie:
+        model = untie(model)
+    return model.eval(), tokenizer
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device meant by `device`; `auto` is the first GPU, or the CPU where there is none.
+
+    Raises
+    ------
+    SettingError
+        There is no such device on this machine.
+    """
+    if device == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    found = torch.accelerator.current_accelerator(check_available=True)
+    count = torch.accelerator.device_count() if found else 0
+    allowed = ", ".join(["auto", "cpu", *(f"{found.type}:{index}" for index in range(count) if found)])
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise SettingError(f"model.device: {device!r} is unknown; allowed: {allowed}") from None
+    if wanted.type == "cpu":
+        return wanted
+    if found is None or wanted.type != found.type or (wanted.index or 0) >= count:
+        raise SettingError(f"model.device: this machine has no {device}; allowed: {allowed}")
+    return torch.device(wanted.type, wanted.index or 0)
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype meant by `dtype`; `auto` is float32 on a CPU and bfloat16 elsewhere."""
+    chosen = ("float32" if device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[chosen]
+
+
+def _local_folder(settings: ModelSettings) -> Path | None:
+    """The directory that the settings name, or None for a model of the hub or one that is made from its config."""
+    path = settings.path
+    if path is None:
+        return None
+    if path.startswith(_ASSET):
+        asset = path.removeprefix(_ASSET)
+        if asset not in EMBEDDED:
+            known = ", ".join(_ASSET + name for name in EMBEDDED)
+            raise SettingError(f"model.path: {path} is unknown; allowed: {known}, a local directory, a name on the hub")
+        return embedded_path(asset)
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise SettingError(f"model.path: {path} is not a directory; allowed: a local directory, a name on the hub")
+    return None
+
+
+def _random(settings: ModelSettings, folder: Path | None, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    if settings.device_map is not None:
+        raise SettingError("model.device_map: given together with weights=random; allowed: null")
+    if folder is not None and (folder / "config.json").is_file():
+        config, changes = AutoConfig.from_pretrained(folder), _changes(settings)
+    else:
+        config, changes = config_from_mapping(settings.config), {}
+    return random_model(with_changes(config, changes, settings.layers), device=device, dtype=dtype)
+
+
+def _changes(settings: ModelSettings) -> Mapping[str, Any]:
+    # A `config` with a model_type is a whole one, for when there is no other to be had.
+    return {} if "model_type" in settings.config else settings.config
+
+
+def _pretrained(
+    settings: ModelSettings, folder: Path | None, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    if settings.path is None:
+        raise SettingError(f"model.weights: {settings.name} has no pretrained weights; allowed: random, or model.path")
+    if folder is not None:
+        _check_safetensors(folder)
+    source = str(folder or settings.path)
+    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    # Straight onto the GPU: a copy in main memory first may not fit.
+    device_map = settings.device_map or ({"": device} if device.type == "cuda" else None)
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        config = with_changes(config, _changes(settings), settings.layers)
+        with _without_load_report():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=dtype,
+                device_map=device_map,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
+    except SettingError:
+        raise
+    except Exception as error:  # transformers, the hub client and safetensors each have errors of their own
+        raise _not_loaded(settings, folder, error) from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise RunError(f"model.path: {source} lacks {len(missing)} of the model's weights, first {missing[0]}")
+    return model if device_map else _aligned(model.to(device))
+
+
+@torch.no_grad()
+def _aligned(model: PreTrainedModel) -> PreTrainedModel:
+    """Move weights that are views into a mapped file to memory of their own.
+
+    There they start anywhere, and a CPU rounds the product with a single token by where its operands start: two
+    loads of equal weights would differ in the last bit.
+    """
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.data_ptr() % 64:
+            parameter.data = parameter.data.clone()
+    return model
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    # With `layers` set it lists every weight of the layers that were left out; missing weights are an error of ours.
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _check_safetensors(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
+    has = f"only {pickled[0]}, which can run code when it is read" if pickled else "no weights"
+    raise SettingError(f"model.path: {folder} has {has}; allowed: a directory with *.safetensors, or weights=random")
+
+
+def _not_loaded(settings: ModelSettings, folder: Path | None, error: Exception) -> RunError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
+    if folder is not None:
+        return RunError(f"model.path: {settings.path} can't be loaded ({reason})")
+    return RunError(f"model.path: {settings.path} can't be loaded from the hub ({reason}); {_ELSEWHERE}")
+
+
+def _tokenizer(settings: ModelSettings, source: str) -> PreTrainedTokenizerBase:
+    if source == "builtin":
+        return byte_tokenizer()
+    # A revision is of the weights; it names nothing in another repository.
+    revision = settings.revision if settings.tokenizer is None else None
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
+        raise RunError(
+            f"model.tokenizer: {source} can't be loaded ({reason}); a local directory, or builtin, needs no hub"
+        ) from error
+
+
+def _tokenizer_of_random(
+    settings: ModelSettings, folder: Path | None, model: PreTrainedModel
+) -> PreTrainedTokenizerBase:
+    own = folder is not None and (folder / "tokenizer_config.json").is_file()
+    source = settings.tokenizer or (str(folder) if own else "builtin")
+    if source == "builtin" and model.config.vocab_size < VOCAB_SIZE:
+        raise SettingError(
+            f"model.config: vocab_size {model.config.vocab_size} is too small for the builtin tokenizer; "
+            f"allowed: {VOCAB_SIZE} or more, or model.tokenizer"
+        )
+    return _tokenizer(settings, source)

@@ -1,0 +1,66 @@
+"""The exact MHA twin of a GQA model: K and V projections written out once per query head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from chai_eval.errors import SettingError
+
+
+def untie(model: PreTrainedModel) -> PreTrainedModel:
+    """Repeat the K and V projections of every layer, in place, until each query head has its own.
+
+    The model computes the same function with H = H_kv; its K,V cache grows by the group size H / H_kv. On a CPU its
+    logits are the same to the last bit; elsewhere the larger matrix product may be rounded in another order.
+
+    Parameters
+    ----------
+    model
+        With separate `q_proj`, `k_proj` and `v_proj` in each attention layer: LLaMA, Mistral, Qwen, SmolLM …
+        A model that is MHA already is left as it is.
+
+    Raises
+    ------
+    SettingError
+        The model has no such projections.
+    """
+    # Attention classes share no base: what they have in common is the names.
+    layers: list[Any] = [module for module in model.modules() if _has_projections(module)]
+    if not layers:
+        raise SettingError(
+            f"model.untie: a {model.config.model_type} model has no separate K and V projections; "
+            "allowed: false, or a model of the LLaMA family"
+        )
+    for attention in layers:
+        groups = int(getattr(attention, "num_key_value_groups", 1))
+        if groups > 1:
+            attention.k_proj = _repeat_heads(attention.k_proj, groups, attention.head_dim)
+            attention.v_proj = _repeat_heads(attention.v_proj, groups, attention.head_dim)
+            attention.num_key_value_groups = 1
+    if getattr(model.config, "num_key_value_heads", None) is not None:
+        model.config.num_key_value_heads = model.config.num_attention_heads
+    return model
+
+
+def _has_projections(module: nn.Module) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj"))
+
+
+@torch.no_grad()
+def _repeat_heads(projection: nn.Linear, groups: int, head_dim: int) -> nn.Linear:
+    # [H_kv * head_dim, hidden] -> [H * head_dim, hidden], query head h taking K/V head h // groups
+    weight = _rows_per_head(projection.weight, groups, head_dim)
+    repeated = nn.Linear(weight.shape[1], weight.shape[0], bias=projection.bias is not None, device="meta")
+    repeated.weight = nn.Parameter(weight, requires_grad=projection.weight.requires_grad)
+    if projection.bias is not None:
+        bias = _rows_per_head(projection.bias, groups, head_dim)
+        repeated.bias = nn.Parameter(bias, requires_grad=projection.bias.requires_grad)
+    return repeated
+
+
+def _rows_per_head(rows: torch.Tensor, groups: int, head_dim: int) -> torch.Tensor:
+    return rows.unflatten(0, (-1, head_dim)).repeat_interleave(groups, dim=0).flatten(0, 1)
