@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
@@ -132,7 +133,7 @@ def _check(asset: Asset, wheel: Path) -> None:
 def _progress(asset: Asset, folder: Path) -> Iterator[None]:
     finished = threading.Event()
 
-    def follow(bar: tqdm) -> None:
+    def follow(bar: tqdm[Any]) -> None:
         while not finished.wait(0.2):
             bar.update(min(_bytes_under(folder), asset.size) - bar.n)
 

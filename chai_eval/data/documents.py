@@ -60,7 +60,21 @@ def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict
 
     table = _read_own(task, Path(data_dir)) if data_dir else pq.read_table(fetch(DOCUMENTS) / f"{task}.parquet")
     # In memory: reading through `datasets.load_dataset` would leave a second copy in the Hugging Face cache.
-    return {SPLITS[task]: datasets.Dataset(datasets.table.InMemoryTable(table))}
+    documents = datasets.Dataset(datasets.table.InMemoryTable(table))
+    return {SPLITS[task]: _with_hellaswag_query(documents) if task == "hellaswag" else documents}
+
+
+def _with_hellaswag_query(documents: datasets.Dataset) -> datasets.Dataset:
+    import datasets
+    from lm_eval.tasks.hellaswag.utils import process_docs
+
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        return process_docs(documents)
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def calibration_passages() -> Iterator[str]:
@@ -90,7 +104,8 @@ def _read_own(task: str, data_dir: Path) -> pa.Table:
         raise SettingError(f"data_dir: {path} can't be read ({reason}); allowed: parquet, JSON lines, JSON") from error
     if missing := [column for column in COLUMNS[task] if column not in table.column_names]:
         raise SettingError(
-            f"data_dir: {path} has no column {', '.join(missing)}; allowed: the hub's columns {', '.join(COLUMNS[task])}"
+            f"data_dir: {path} has no column {', '.join(missing)}; "
+            f"allowed: the hub's columns {', '.join(COLUMNS[task])}"
         )
     if not table.num_rows:
         raise SettingError(f"data_dir: {path} has no rows; allowed: one row per document")
@@ -101,7 +116,9 @@ def _read_json(path: Path) -> pa.Table:
     import json
 
     text = path.read_text(encoding="utf-8")
-    rows = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
+    rows = (
+        json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
+    )
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError("not a list of objects")
     return pa.Table.from_pylist(rows)

@@ -1,0 +1,229 @@
+"""Tasks by name: the five of the paper from local files, any other lm-eval task from the hub, prompts unchanged."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chai_eval.errors import RunError, SettingError
+from chai_eval.resources import tasks_dir
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+
+PRIMARY_METRICS = {
+    "piqa": "acc_norm",
+    "hellaswag": "acc_norm",
+    "arc_challenge": "acc_norm",
+    "arc_easy": "acc_norm",
+    "boolq": "acc",
+}
+PAPER_TASKS = tuple(PRIMARY_METRICS)
+SOURCES = ("auto", "local", "hub")
+_LOCAL_FUNCTION = "chai_eval.data.documents.local_documents"
+
+
+def primary_metric(name: str) -> str | None:
+    """The metric a task is compared by; None for a task that isn't the paper's: its first metric then."""
+    return PRIMARY_METRICS.get(name)
+
+
+def task_names(choice: str | Iterable[str]) -> list[str]:
+    """Names of single tasks behind a choice, each once, in the order given.
+
+    Parameters
+    ----------
+    choice
+        `paper` (the paper's five), a task, group or tag of lm-eval, several with commas between (`piqa,boolq` or
+        `[piqa,boolq]`), or a list of these.
+
+    Raises
+    ------
+    SettingError
+        A name that lm-eval doesn't know, a group that changes the settings of its tasks, or no name at all.
+    """
+    parts = [choice] if isinstance(choice, str) else [str(part) for part in choice]
+    names = [name.strip() for part in parts for name in part.strip().strip("[]").split(",") if name.strip()]
+    if not names:
+        raise SettingError(f"task: {choice!r} names no task; allowed: paper, {', '.join(PAPER_TASKS)}, lm-eval's tasks")
+    expanded = [task for name in names for task in _expand(name)]
+    return list(dict.fromkeys(expanded))
+
+
+def load_task(name: str, *, source: str = "auto", data_dir: str | Path | None = None) -> Task:
+    """A single lm-eval task with its stock prompt.
+
+    Parameters
+    ----------
+    name
+        As `task_names` gives it.
+    source
+        `local`: the paper's five, from the assets or from `data_dir`. `hub`: lm-eval's own definition.
+        `auto`: local for the five, falling back to the hub where the assets can't be had; the hub for any other.
+    data_dir
+        Directory of the user's own files, `<task>.parquet`, `.jsonl` or `.json` in the hub's columns.
+
+    Raises
+    ------
+    SettingError
+        A setting is wrong, or `data_dir` lacks the task's file or a column.
+    RunError
+        The documents can't be fetched.
+    """
+    _check_source(name, source, data_dir)
+    if name not in PAPER_TASKS or source == "hub":
+        return _from_hub(name)
+    if source == "local" or data_dir is not None:
+        return _from_files(name, data_dir)
+    try:
+        return _from_files(name, None)
+    except RunError as no_assets:
+        try:
+            task = _from_hub(name)
+        except RunError:
+            raise no_assets from None
+        sys.stderr.write(f"{no_assets}\n{name} is read from the hub instead\n")
+        return task
+
+
+def _check_source(name: str, source: str, data_dir: str | Path | None) -> None:
+    if source not in SOURCES:
+        raise SettingError(f"source: {source!r} is not known; allowed: {', '.join(SOURCES)}")
+    if data_dir is not None and source == "hub":
+        raise SettingError("data_dir: given together with source=hub; allowed: source=local, source=auto")
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise SettingError(
+            f"data_dir: {data_dir} is not a directory; allowed: a directory with <task>.parquet or .jsonl"
+        )
+    if name not in PAPER_TASKS:
+        if source == "local":
+            raise SettingError(
+                f"source: local has no files for task {name}; "
+                f"allowed: source=hub, or the tasks {', '.join(PAPER_TASKS)}"
+            )
+        _check_known(name)
+
+
+def _check_known(name: str) -> None:
+    known = _stock_tasks().all_tasks
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, ["paper", *known], n=5, cutoff=0.6)
+    hint = f"did you mean {', '.join(close)}?" if close else f"paper, {', '.join(PAPER_TASKS)}, any task of lm-eval"
+    raise SettingError(f"task: {name!r} is not known; allowed: {hint}")
+
+
+@lru_cache(maxsize=1)
+def _stock_tasks() -> TaskManager:
+    # Reading lm-eval's 14,000 task files takes seconds, so only runs that need more than the five pay for it.
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def _from_files(name: str, data_dir: str | Path | None) -> Task:
+    from lm_eval.tasks import TaskManager
+
+    # lm-eval hands metadata to `custom_dataset`, here and for `lm_eval --include_path tasks --metadata ...` alike.
+    metadata = {"data_dir": str(Path(data_dir).expanduser().absolute())} if data_dir is not None else None
+    manager = TaskManager(include_path=str(tasks_dir()), include_defaults=False, metadata=metadata)
+    with _without_kwargs_advice():
+        return _portable(manager.load(name)["tasks"][name])
+
+
+def _from_hub(name: str) -> Task:
+    manager = _stock_tasks()
+    try:
+        loaded = manager.load(name)["tasks"]
+    except Exception as error:  # a task may run code of its own: whatever it raises, the user gets one line
+        lines = str(error).strip().splitlines() or [""]
+        instead = "; source=local needs no hub" if name in PAPER_TASKS else "; the first run of it needs the network"
+        raise RunError(
+            f"task: {name} can't be loaded from the hub ({type(error).__name__}: {lines[0]}){instead}"
+        ) from error
+    if name not in loaded:
+        raise SettingError(f"task: {name} is a group; allowed: its tasks {', '.join(sorted(loaded))}")
+    return _portable(loaded[name])
+
+
+def _portable(task: Task) -> Task:
+    """Leave out of the task's config what depends on where files lie and changes no number."""
+    metadata = getattr(task.config, "metadata", None)
+    if isinstance(metadata, dict):
+        for key in ("data_dir", "config_source"):
+            metadata.pop(key, None)
+    # A dumped config would hold the source text of the function, and a result's key change with its comments.
+    if getattr(task.config, "custom_dataset", None) is not None and _is_ours(task.config.custom_dataset):
+        task.config.custom_dataset = _LOCAL_FUNCTION
+    return task
+
+
+def _is_ours(function: Any) -> bool:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}" == _LOCAL_FUNCTION
+
+
+@contextmanager
+def _without_kwargs_advice() -> Iterator[None]:
+    # lm-eval warns about --metadata for every task with a `custom_dataset`.
+    logger = logging.getLogger("lm_eval.api.task")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "Custom kwargs can be passed" not in record.getMessage()
+
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
+
+
+def _expand(name: str) -> list[str]:
+    if name == "paper":
+        return list(PAPER_TASKS)
+    if name in PAPER_TASKS:
+        return [name]
+    _check_known(name)
+    return _members(name, within=name)
+
+
+def _members(name: str, within: str) -> list[str]:
+    """Single tasks of a task, group or tag of lm-eval."""
+    entry = _stock_tasks().task_index.get(name)
+    if entry is None:
+        raise SettingError(f"task: {within} has a member {name} that lm-eval doesn't know; allowed: its tasks by name")
+    kind = entry.kind.name
+    if kind == "TAG":
+        return [task for member in sorted(entry.tags) for task in _members(member, within)]
+    if kind != "GROUP":
+        return [name]
+    return _group_members(entry.cfg or {}, within)
+
+
+def _group_members(group: Mapping[str, Any], within: str) -> list[str]:
+    from lm_eval.config.group import GroupConfig
+
+    # A task loaded by its own name would lose what its group sets for it, and score something else.
+    of_group = set(GroupConfig.__dataclass_fields__) | {"tag"}
+    if changed := sorted(set(group) - of_group):
+        raise SettingError(f"task: group {within} sets {', '.join(changed)} for its tasks; allowed: its tasks by name")
+    names: list[str] = []
+    members = group.get("task") or []
+    for member in [members] if isinstance(members, str) else members:
+        if isinstance(member, str):
+            names += _members(member, within)
+        elif "group" in member and "task" in member:
+            names += _group_members(member, within)
+        elif set(member) == {"task"}:
+            names += _members(member["task"], within)
+        else:
+            raise SettingError(
+                f"task: group {within} changes {member.get('task') or member.get('group')}; allowed: its tasks by name"
+            )
+    return names
