@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -15,7 +16,6 @@ from chai_eval.errors import failure_line
 from chai_eval.session import LoadedModel
 from chai_eval.settings import Settings
 from chai_eval.store import Journal, ResultFolder, read_record, read_samples, result_key, write_record
-from chai_eval.store.key import numeric_code_version
 from chai_eval.store.provenance import git_revision, machine, versions
 
 if TYPE_CHECKING:
@@ -51,11 +51,13 @@ def result(settings: Settings, loaded: LoadedModel, method: Method, prepared: Pr
     parts = key_parts(settings, loaded, method, prepared)
     name = prepared.task_name
     folder = ResultFolder(settings.results_dir, settings.model.name, name, method.name, result_key(parts))
-    if read_record(folder.path) is None:
+    if read_record(folder.path) is None or folder.journal.exists():
         with folder.held():
             if read_record(folder.path) is None:
                 _score(settings, loaded, method, prepared, folder, parts)
                 return _read(folder)
+            # Killed between writing the record and this.
+            folder.tidy()
     log.info("%s, %s: finished before, taken from %s", name, method.name, folder.path)
     return _read(folder)
 
@@ -66,7 +68,7 @@ def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared:
     found = versions()
     return {
         "model": {
-            "source": model.path,
+            "source": _source(model.path),
             "revision": model.revision,
             "weights": model.weights,
             "fingerprint": loaded.fingerprint,
@@ -79,8 +81,13 @@ def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared:
         "limit": settings.task.limit,
         "seed": settings.seed,
         "versions": {package: found[package] for package in KEY_PACKAGES},
-        "code": numeric_code_version(),
+        "code": loaded.code,
     }
+
+
+def _source(path: str | None) -> str | None:
+    """A local directory counts by where it is, not by how it was typed."""
+    return str(Path(path).resolve()) if path is not None and Path(path).is_dir() else path
 
 
 def _score(
@@ -98,8 +105,8 @@ def _score(
     before = folder.begin(note)
     try:
         with Journal(folder.journal) as journal:
-            if len(journal):
-                log.info("%s, %s: %d requests were scored before, going on", folder.task, folder.method, len(journal))
+            before_this = f", going on after {len(journal)} of them" if len(journal) else ""
+            log.info("%s, %s: scoring %d requests%s", folder.task, folder.method, prepared.n_requests, before_this)
             scores = score(
                 loaded.model,
                 loaded.tokenizer,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from chai_eval.settings import ModelSettings, TaskSettings
+from chai_eval.store import numeric_code_version
 
 if TYPE_CHECKING:
     from chai_eval.scoring.evaluate import PreparedTask
@@ -29,6 +30,8 @@ class LoadedModel:
         Of the configuration, without what has no say in the numbers.
     vocabulary
         Of the tokenizer.
+    code
+        Of the numeric code that this process runs: taken once, as the files may be edited while it does.
     """
 
     model: Any
@@ -36,6 +39,7 @@ class LoadedModel:
     fingerprint: str
     architecture: str
     vocabulary: str
+    code: str = field(default_factory=numeric_code_version)
 
     @property
     def dtype(self) -> str:

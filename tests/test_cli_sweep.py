@@ -29,7 +29,7 @@ class Standing:
     def load(self, settings: ModelSettings) -> LoadedModel:
         self.loads.append(settings.name)
         model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
-        return LoadedModel(model, None, f"weights of {settings.name}", "architecture", "vocabulary")
+        return LoadedModel(model, None, f"weights of {settings.name}", "architecture", "vocabulary", "code")
 
     def prepare(self, task: str, *, limit: int | None, seed: int) -> Any:
         return SimpleNamespace(

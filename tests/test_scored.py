@@ -35,7 +35,7 @@ class Prepared:
 
 
 def loaded(**changed: str) -> LoadedModel:
-    hashes = {"fingerprint": "weights", "architecture": "architecture", "vocabulary": "vocabulary"}
+    hashes = {"fingerprint": "weights", "architecture": "architecture", "vocabulary": "vocabulary", "code": "code"}
     model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
     return LoadedModel(model, None, **{**hashes, **changed})
 
@@ -68,6 +68,7 @@ CHANGES = {
     "fingerprint of the weights": lambda: key(model=loaded(fingerprint="others")),
     "architecture": lambda: key(model=loaded(architecture="other")),
     "tokenizer": lambda: key(model=loaded(vocabulary="other")),
+    "our numeric code": lambda: key(model=loaded(code="other")),
     "method": lambda: key(with_method("mha")),
     "probe tokens": lambda: key(with_method(probe_tokens=3)),
     "features": lambda: key(with_method(features="full")),
@@ -98,12 +99,6 @@ def test_a_version_of_what_computes_numbers_changes_the_key(package: str, monkey
     before = key()
     versions = scored.versions()
     monkeypatch.setattr(scored, "versions", lambda: {**versions, package: "0.0"})
-    assert key() != before
-
-
-def test_a_version_of_our_numeric_code_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = key()
-    monkeypatch.setattr(scored, "numeric_code_version", lambda: "other")
     assert key() != before
 
 

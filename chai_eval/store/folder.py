@@ -116,6 +116,8 @@ class ResultFolder:
         """Remove what a finished result no longer needs: every request stands in its samples."""
         for name in (JOURNAL, ATTEMPT, FAILURE):
             (self.path / name).unlink(missing_ok=True)
+        for left_by_a_kill in self.path.glob(".*.tmp"):
+            left_by_a_kill.unlink(missing_ok=True)
 
 
 def check_writable(results_dir: Path) -> None:

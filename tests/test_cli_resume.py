@@ -1,0 +1,58 @@
+"""Whole processes on a tiny random model: killed, started twice at once, started again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+sys.path.insert(0, str(ROOT / "tests"))
+from kill_and_resume import arguments, write_documents  # noqa: E402
+
+
+def test_a_run_killed_at_random_moments_ends_equal_to_one_left_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "kill_and_resume.py"), "--kills", "5"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 results equal" in done.stdout
+
+
+def test_two_processes_on_one_sweep_score_each_result_once(tmp_path: Path) -> None:
+    write_documents(tmp_path / "documents", 30)
+    command = [sys.executable, "-m", "chai_eval", "-m", "method.probe_tokens=2,5"]
+    command += arguments(tmp_path / "documents", tmp_path / "results")
+    both = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=ENVIRONMENT, cwd=tmp_path) for _ in range(2)]
+    ended = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], ended
+    scored = [line for _, error in ended for line in error.splitlines() if ": scoring " in line]
+    # Three tasks under MHA and under CHAI with two settings.
+    assert len(scored) == 9
+    assert ended[0][0] == ended[1][0]
+    assert ended[0][0].count("| piqa ") == 2
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
+def test_a_launcher_gives_the_results_of_a_plain_sweep(launcher: str, tmp_path: Path) -> None:
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher")
+    write_documents(tmp_path / "documents", 10)
+    given = arguments(tmp_path / "documents", tmp_path / "results")
+    sweep = [sys.executable, "-m", "chai_eval", "-m", "method.probe_tokens=2,5", *given]
+    launched = subprocess.run(
+        [*sweep, f"launcher={launcher}"], capture_output=True, text=True, check=False, env=ENVIRONMENT, cwd=tmp_path
+    )
+    assert launched.returncode == 0, launched.stderr
+    (tmp_path / "results").rename(tmp_path / "launched")
+    plain = subprocess.run(sweep, capture_output=True, text=True, check=False, env=ENVIRONMENT, cwd=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    assert launched.stdout == plain.stdout
