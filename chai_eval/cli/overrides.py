@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -22,6 +23,8 @@ from chai_eval.resources import conf_dir
 from chai_eval.settings import Settings, parse_settings, unknown
 
 LAUNCHER = "hydra/launcher"
+# The model that stands for a path of the user's.
+LOCAL = "local"
 
 # Settings of the model that are so common that the group's name may be left out.
 SHORT = {
@@ -109,11 +112,14 @@ def settings_of(overrides: Sequence[str]) -> Settings:
 
 
 def _completed(arguments: Sequence[str]) -> list[str]:
-    """A directory given without a model is a model of its own, not the default one with other weights."""
-    keys = [argument.split("=", 1)[0] for argument in arguments]
-    if "model" not in keys and {"path", "model.path"} & set(keys) and "local" in choices("model"):
-        return ["model=local", *arguments]
-    return list(arguments)
+    """A model given by its path alone is one of its own, named by it: not the default one with other weights."""
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    path = given.get("path", given.get("model.path"))
+    if path is None or "model" in given or LOCAL not in choices("model"):
+        return list(arguments)
+    name = re.sub(r"[^\w.+-]+|^\W+", "_", Path(path.strip("'\"")).name)
+    named = [] if "model.name" in given or "," in path or not name else [f"model.name='{name}'"]
+    return [f"model={LOCAL}", *named, *arguments]
 
 
 def _rewrite(argument: str, multirun: bool) -> str:
