@@ -100,7 +100,7 @@ def test_queries_taken_in_blocks_give_the_same_output(monkeypatch: pytest.Monkey
     ids, mask = padded(requests([50, 33]), "left")
     with build_method("chai", clusters=COUNTS).applied(model):
         whole = masked_logits(model, ids, mask)
-        monkeypatch.setattr("chai_eval.attention.clustered.BLOCK_ELEMENTS", 1000)
+        monkeypatch.setattr("chai_eval.attention.kernels.prefill.BLOCK_ELEMENTS", 1000)
         blocked = masked_logits(model, ids, mask)
     for one, two in zip(whole, blocked, strict=True):
         torch.testing.assert_close(one, two, atol=TOLERANCE, rtol=0)

@@ -1,0 +1,1 @@
+"""Clustered attention in plain PyTorch, for many queries at once (prefill) and for few (decoding)."""

@@ -1,0 +1,58 @@
+"""Few queries against many keys: keys and values are read where they lie in the cache, and never copied."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from chai_eval.attention.membership import Membership
+from chai_eval.attention.rows import Rows
+
+
+def attend(
+    kept_query: Tensor,
+    kept_key: Tensor,
+    slot: Tensor | None,
+    value: Tensor,
+    membership: Membership,
+    rows: Rows,
+    scaling: float,
+    first: int,
+    window: int | None,
+) -> Tensor:
+    """Output of every head for a few queries.
+
+    Probabilities of the representatives are handed to every head: next to a head's values they are one number in
+    `head_dim`, so this costs nothing that can be felt, while values laid side by side would have to be copied.
+
+    Parameters
+    ----------
+    kept_query : Tensor [rows, clusters, queries, head_dim]
+    kept_key : Tensor [rows, kept, keys, head_dim]
+    slot : Tensor [rows, clusters], int64, or None
+        Which of the kept key heads each representative reads; None where they correspond one to one.
+    value : Tensor [rows, kv_heads, keys, head_dim]
+
+    Returns
+    -------
+    Tensor [rows, heads, queries, head_dim]
+    """
+    count, clusters, queries, _ = kept_query.shape
+    kv_heads, keys = value.shape[1], value.shape[2]
+    heads = membership.cluster.shape[1]
+    if slot is None:
+        scores = torch.matmul(kept_query, kept_key.transpose(-1, -2))
+    else:
+        # Every representative against every kept key head, and the right one taken: keys are read once, not copied.
+        every = torch.matmul(kept_query[:, :, None], kept_key[:, None].transpose(-1, -2))
+        where = slot[:, :, None, None, None].expand(-1, -1, 1, queries, keys)
+        scores = every.gather(2, where)[:, :, 0]
+    scores = scores * scaling
+    seen = rows.visible(first, first + queries, window)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
+    probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    of_head = probabilities.gather(1, membership.cluster[:, :, None, None].expand(-1, -1, queries, keys))
+    # Heads that share a value head are rows of one product.
+    joint = of_head.reshape(count, kv_heads, heads // kv_heads * queries, keys)
+    return torch.matmul(joint, value).view(count, heads, queries, value.shape[-1])

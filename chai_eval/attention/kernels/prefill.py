@@ -1,0 +1,118 @@
+"""Many queries: a cluster's probabilities meet the values of all its members in one wide matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from chai_eval.attention.membership import Membership
+from chai_eval.attention.rows import Rows
+
+# Elements of probabilities held at once; queries are taken in blocks so that they fit. In float32 this is 64 MiB.
+BLOCK_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class SameSize:
+    """All clusters of one size m, over all rows: they can be computed in one batched product.
+
+    Attributes
+    ----------
+    row, cluster : Tensor [n], int64
+    heads : Tensor [n, m], int64
+        The members, in order.
+    """
+
+    row: Tensor
+    cluster: Tensor
+    heads: Tensor
+
+
+def by_size(membership: Membership) -> list[SameSize]:
+    """Group the clusters of all rows by how many heads they have; few sizes occur, whatever the number of rows."""
+    device = membership.cluster.device
+    order = torch.argsort(membership.cluster, dim=1, stable=True)
+    number = torch.arange(membership.clusters, device=device)
+    sizes = (membership.cluster[:, None, :] == number[:, None]).sum(-1)  # [rows, clusters]
+    starts = sizes.cumsum(1) - sizes
+    groups = []
+    for size in torch.unique(sizes).tolist():
+        row, cluster = torch.nonzero(sizes == size, as_tuple=True)
+        column = starts[row, cluster, None] + torch.arange(size, device=device)
+        groups.append(SameSize(row, cluster, order[row[:, None], column]))
+    return groups
+
+
+def attend(
+    kept_query: Tensor,
+    kept_key: Tensor,
+    value: Tensor,
+    membership: Membership,
+    rows: Rows,
+    scaling: float,
+    first: int,
+    window: int | None,
+) -> Tensor:
+    """Output of every head for queries in columns `first` and after.
+
+    Parameters
+    ----------
+    kept_query : Tensor [rows, clusters, queries, head_dim]
+        Of the representatives, from column `first` on.
+    kept_key : Tensor [rows, clusters, keys, head_dim]
+    value : Tensor [rows, kv_heads, keys, head_dim]
+
+    Returns
+    -------
+    Tensor [rows, heads, queries, head_dim]
+    """
+    count, queries = kept_query.shape[0], kept_query.shape[2]
+    heads = membership.cluster.shape[1]
+    out = value.new_empty(count, heads, queries, value.shape[-1])
+    values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
+    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2]):
+        keys = rows.key_columns(first + stop)
+        probabilities = block_probabilities(
+            kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, scaling, first + start, window
+        ).to(value.dtype)
+        block = out[:, :, start:stop]
+        for group, beside in values:
+            joint = torch.matmul(probabilities[group.row, group.cluster], beside[:, :keys])  # [n, block, m * head_dim]
+            split = joint.unflatten(-1, (group.heads.shape[1], -1)).transpose(1, 2)  # [n, m, block, head_dim]
+            block[group.row[:, None], group.heads] = split
+    return out
+
+
+def block_probabilities(
+    query: Tensor, key: Tensor, rows: Rows, scaling: float, first: int, window: int | None
+) -> Tensor:
+    """Masked softmax of some queries over the keys that they may look at, in float32.
+
+    Parameters
+    ----------
+    query : Tensor [rows, n, queries, head_dim]
+        Columns `first` and after.
+    key : Tensor [rows, n, keys, head_dim]
+    """
+    scores = torch.matmul(query, key.transpose(-1, -2)) * scaling
+    last = first + query.shape[2]
+    seen = rows.visible(first, last, window)
+    if seen is None:
+        seen = torch.ones(last, key.shape[2], dtype=torch.bool, device=key.device).tril()
+    return scores.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
+
+
+def query_blocks(queries: int, per_query: int) -> Iterator[tuple[int, int]]:
+    """Ranges of queries; a range with `per_query` probabilities for each fits `BLOCK_ELEMENTS`."""
+    size = max(BLOCK_ELEMENTS // per_query, 1)
+    for start in range(0, queries, size):
+        yield start, min(start + size, queries)
+
+
+def _side_by_side(value: Tensor, group: SameSize, queries_per_key: int) -> tuple[SameSize, Tensor]:
+    """Values of a cluster's members beside each other: `[n, keys, m * head_dim]`."""
+    taken = value[group.row[:, None], group.heads // queries_per_key]  # [n, m, keys, head_dim]
+    return group, taken.transpose(1, 2).flatten(-2)
