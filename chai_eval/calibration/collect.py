@@ -1,0 +1,174 @@
+"""The pass over calibration text: batch by batch, kept in sums, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from chai_eval.attention import take_over
+from chai_eval.attention.inject import attention_shape
+from chai_eval.calibration.layers import output_factors, watching_inputs
+from chai_eval.calibration.observe import Observer
+from chai_eval.calibration.predictor import Predictors, fed
+from chai_eval.calibration.settings import CalibrationSettings
+from chai_eval.calibration.sums import Sums
+from chai_eval.calibration.text import batches
+
+# Tokens of each sample that predictors learn from.
+PREDICTOR_TOKENS = 64
+# Progress is kept as often as this, or more rarely where keeping it takes long.
+SECONDS_BETWEEN_SAVES = 60.0
+
+
+@dataclass
+class Collected:
+    """What the pass found.
+
+    Attributes
+    ----------
+    sums : Sums
+    predictors : Predictors or None
+    tokens : int
+        Tokens read.
+    sha256 : str
+        Of those tokens.
+    """
+
+    sums: Sums
+    predictors: Predictors | None
+    tokens: int = 0
+    sha256: str = ""
+
+
+@torch.no_grad()
+def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: CalibrationSettings, kept: Path) -> Collected:
+    """Run the model over samples and keep what each layer shows.
+
+    Parameters
+    ----------
+    samples : iterable of Tensor [tokens], int64
+        In an order that is the same at each call; the first `settings.samples` are read.
+    kept : Path
+        File with the progress of an interrupted pass, which this one goes on from; removed by the caller when what
+        comes after it is done as well.
+    """
+    shape = attention_shape(model)
+    hidden = model.config.get_text_config().hidden_size
+    found = Collected(Sums.empty(shape), None)
+    if settings.predictor:
+        found.predictors = Predictors(shape.layers, shape.heads, hidden, settings.seed, model.device)
+    _resume(found, kept)
+    done = int(found.sums.samples)
+    factors = output_factors(model)
+    digest, seen, saves = hashlib.sha256(), 0, _Saves(kept)
+    size = max(settings.batch_tokens // settings.tokens, 1)
+    with tqdm(total=settings.samples, desc="attention", unit="sample", disable=None) as bar:
+        for tokens in batches(itertools.islice(samples, settings.samples), size):
+            digest.update(tokens.numpy().astype("<i8").tobytes())
+            found.tokens += tokens.numel()
+            seen += len(tokens)
+            bar.update(len(tokens))
+            if seen <= done:
+                continue
+            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + seen)
+            _read_batch(model, tokens.to(model.device), factors, found, settings, generator)
+            saves.offer(found)
+    saves.now(found)
+    found.sha256 = digest.hexdigest()
+    return found
+
+
+def _read_batch(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    factors: list[Tensor],
+    found: Collected,
+    settings: CalibrationSettings,
+    generator: torch.Generator,
+) -> None:
+    length = tokens.shape[1]
+    picked = torch.randperm(length, generator=generator)[: PREDICTOR_TOKENS if found.predictors else 0].sort().values
+    queries = _spread(length, min(settings.query_rows, length), generator)
+    observer = Observer(factors, queries, settings.probe_tokens, picked)
+    inputs: dict[int, Tensor] = {}
+    with take_over(model, observer), watching_inputs(model, lambda at, states: inputs.update({at: states[:, picked]})):
+        model.base_model(input_ids=tokens)
+    shape = attention_shape(model)
+    found.sums.add(observer.observed(), shape, settings.features, settings.algorithm, settings.starts, generator)
+    if found.predictors:
+        norms = torch.stack([observer.head_norms[layer] for layer in range(shape.layers)])
+        found.predictors.train(fed([inputs[at] for at in range(shape.layers)]).flatten(1, 2), norms.flatten(1, 2))
+
+
+def _spread(length: int, count: int, generator: torch.Generator) -> Tensor:
+    """One column drawn from each of `count` equal parts."""
+    edges = torch.linspace(0, length, count + 1, dtype=torch.float64)
+    drawn = torch.rand(count, generator=generator, dtype=torch.float64)
+    return (edges[:-1] + drawn * (edges[1:] - edges[:-1])).long().clamp_(max=length - 1)
+
+
+class _Saves:
+    """Keeps progress every so often: written beside and renamed, so that there is always a whole one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.last, self.cost = path, time.monotonic(), 0.0
+
+    def offer(self, found: Collected) -> None:
+        if time.monotonic() - self.last > max(SECONDS_BETWEEN_SAVES, 20 * self.cost):
+            self.now(found)
+
+    def now(self, found: Collected) -> None:
+        start = time.monotonic()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(self.path.name + f".{os.getpid()}")
+        state: dict[str, Any] = {"sums": found.sums.tensors()}
+        if found.predictors:
+            state["predictors"] = found.predictors.state()
+        try:
+            torch.save(state, beside)
+            beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+        self.last = time.monotonic()
+        self.cost = self.last - start
+
+
+def _resume(found: Collected, kept: Path) -> None:
+    if not kept.is_file():
+        return
+    state = torch.load(kept, weights_only=True, map_location="cpu")
+    found.sums = Sums(**state["sums"])
+    if found.predictors:
+        found.predictors.resume(state["predictors"])
+
+
+def heads_of(model: PreTrainedModel, samples: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """What predictors are fed, and the true norms: `[layers, tokens, hidden]` and `[layers, tokens, heads]`, by sample.
+
+    Of text that they have not learnt from, this tells how well they predict.
+    """
+    shape = attention_shape(model)
+    factors = output_factors(model)
+    for sample in samples:
+        inputs: dict[int, Tensor] = {}
+        every = torch.arange(len(sample))
+        observer = Observer(factors, every[-1:], 1, every)
+        with (
+            torch.no_grad(),
+            take_over(model, observer),
+            watching_inputs(model, lambda at, states, into=inputs: into.update({at: states})),  # type: ignore[misc]
+        ):
+            model.base_model(input_ids=sample[None].to(model.device))
+        norms = torch.stack([observer.head_norms[layer] for layer in range(shape.layers)])
+        yield fed([inputs[at] for at in range(shape.layers)]).flatten(1, 2), norms.flatten(1, 2)

@@ -1,0 +1,77 @@
+"""What calibration reads of a layer beside its queries, keys and values: its input and its output projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from chai_eval.attention import UnsupportedModel, attention_layers
+from chai_eval.attention.inject import attention_shape
+
+# What models call the projection from the heads' outputs side by side to the layer's output.
+OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "c_proj", "wo", "proj")
+
+
+def output_factors(model: PreTrainedModel) -> list[Tensor]:
+    """Each layer's output projection, cut into heads and reduced to what lengths need.
+
+    With W_i the slice of head i, ‖W_i x‖ = ‖R_i x‖ where R_i is the triangular factor of W_i: head_dim numbers instead
+    of as many as the model is wide.
+
+    Returns
+    -------
+    list of Tensor [heads, head_dim, head_dim], float32, one a layer
+
+    Raises
+    ------
+    UnsupportedModel
+        Where no such projection is found.
+    """
+    shape = attention_shape(model)
+    return [
+        torch.linalg.qr(_output_weight(model, module, shape.heads * shape.head_dim)
+                        .float().unflatten(1, (shape.heads, shape.head_dim)).transpose(0, 1), mode="r").R
+        for _, module in sorted(attention_layers(model).items())
+    ]  # fmt: skip
+
+
+def _output_weight(model: PreTrainedModel, attention: nn.Module, width: int) -> Tensor:
+    """Weight `[hidden, heads * head_dim]` of the output projection."""
+    for name in OUTPUT_NAMES:
+        projection = getattr(attention, name, None)
+        weight = getattr(projection, "weight", None)
+        if weight is None:
+            continue
+        # GPT-2's Conv1D keeps its weight the other way round.
+        weight = weight if isinstance(projection, nn.Linear) else weight.T
+        if weight.shape[1] == width:
+            return weight.detach()
+    raise UnsupportedModel(
+        f"model: the attention of {model.config.model_type} has no output projection that is known by its name; "
+        f"allowed: models that call it one of {', '.join(OUTPUT_NAMES)}"
+    )
+
+
+@contextmanager
+def watching_inputs(model: PreTrainedModel, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Show `see(layer, states [batch, tokens, hidden])` what goes into each attention layer while the context lasts."""
+
+    def hook(layer: int) -> Callable[..., None]:
+        def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            states = kwargs.get("hidden_states", args[0] if args else None)
+            assert isinstance(states, Tensor)
+            see(layer, states)
+
+        return before
+
+    layers = attention_layers(model)
+    handles = [module.register_forward_pre_hook(hook(at), with_kwargs=True) for at, module in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,184 @@
+"""Calibration text: from the hub, a file or the assets, cut into samples as it streams by."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from chai_eval.errors import RunError, SettingError, failure_line
+
+C4 = "allenai/c4"
+# Documents from which the next one is drawn: text comes in another order for another seed, whatever its length.
+SHUFFLE_BUFFER = 10_000
+# Lines of plain text are joined up to a blank line, or the first line end after so many characters.
+PASSAGE_CHARACTERS = 2_000
+ALLOWED = "c4, passages, auto, or a UTF-8 file: plain text, or JSON lines with text"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A stream of documents, and what it is called in a calibration's provenance."""
+
+    name: str
+    documents: Iterator[str]
+
+
+def open_text(text: str, seed: int) -> Text:
+    """Open calibration text.
+
+    Parameters
+    ----------
+    text : str
+        `c4` (the hub's), `passages` (SQuAD and SciQ, from the assets), `auto` (C4 where the hub can be reached), or
+        the path of a file.
+    seed : int
+        Of the order of the documents.
+
+    Raises
+    ------
+    SettingError
+        A file that isn't there, isn't UTF-8, or has no text. What lies further on in a file is found when it is read.
+    RunError
+        The hub or the assets can't be reached.
+    """
+    if text == "auto":
+        text = "c4" if _hub_answers() else "passages"
+    if text == "c4":
+        return Text(f"{C4} en", _c4(seed))
+    if text == "passages":
+        from chai_eval.data.documents import calibration_passages
+
+        return Text("SQuAD and SciQ passages", _shuffled(calibration_passages(), seed))
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise SettingError(f"text: {text} is no file; allowed: {ALLOWED}")
+    found = _read(path)
+    first = next(found, None)
+    if first is None:
+        raise SettingError(f"text: {text} has no text in it; allowed: {ALLOWED}")
+    return Text(path.name, _shuffled(itertools.chain([first], found), seed))
+
+
+def cut(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: int) -> Iterator[Tensor]:
+    """Cut documents into samples of `tokens` tokens, each beginning as a request does (BOS where there is one).
+
+    A sample begins with a document or with what the last one had left; documents that are too short are followed by
+    the next one. What is left at the end is dropped, unless it is all there is.
+
+    Yields
+    ------
+    Tensor [tokens], int64
+    """
+    start = _begin(tokenizer)
+    held: list[int] = []
+    complete = False
+    for document in documents:
+        held += tokenizer(("\n" if held else "") + document, add_special_tokens=False)["input_ids"]
+        while len(start) + len(held) >= tokens:
+            taken = tokens - len(start)
+            yield torch.tensor(start + held[:taken])
+            held, complete = held[taken:], True
+    if held and not complete:
+        yield torch.tensor(start + held)
+
+
+def batches(samples: Iterable[Tensor], size: int) -> Iterator[Tensor]:
+    """Stack every `size` samples: `[batch, tokens]`; the last batch may be smaller."""
+    for together in itertools.batched(samples, size) if hasattr(itertools, "batched") else _batched(samples, size):
+        yield torch.stack(together)
+
+
+def _batched(samples: Iterable[Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
+    iterator = iter(samples)
+    while together := tuple(itertools.islice(iterator, size)):
+        yield together
+
+
+def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    special = set(tokenizer.all_special_ids)
+    return list(itertools.takewhile(special.__contains__, tokenizer("a")["input_ids"]))
+
+
+def _read(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            yield from _json_lines(path, file) if path.suffix in (".jsonl", ".json") else _passages(file)
+    except UnicodeDecodeError as error:
+        raise SettingError(
+            f"text: {path} is not UTF-8 (byte 0x{error.object[error.start]:02x}: {error.reason}); allowed: {ALLOWED}"
+        ) from error
+    except OSError as error:
+        raise SettingError(f"text: {path} can't be read ({error.strerror}); allowed: {ALLOWED}") from error
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+        except ValueError as error:
+            raise SettingError(f"text: line {number} of {path} is no JSON; allowed: {ALLOWED}") from error
+        found = document.get("text") if isinstance(document, dict) else document
+        if not isinstance(found, str):
+            raise SettingError(f"text: line {number} of {path} has no text; allowed: {ALLOWED}")
+        if found.strip():
+            yield found
+
+
+def _passages(lines: Iterable[str]) -> Iterator[str]:
+    held: list[str] = []
+    for line in lines:
+        if line.strip():
+            held.append(line)
+        if held and (not line.strip() or sum(map(len, held)) >= PASSAGE_CHARACTERS):
+            yield "".join(held).strip()
+            held = []
+    if held:
+        yield "".join(held).strip()
+
+
+def _shuffled(documents: Iterator[str], seed: int) -> Iterator[str]:
+    drawn = random.Random(seed)
+    waiting = list(itertools.islice(documents, SHUFFLE_BUFFER))
+    for document in documents:
+        at = drawn.randrange(len(waiting))
+        yield waiting[at]
+        waiting[at] = document
+    drawn.shuffle(waiting)
+    yield from waiting
+
+
+def _c4(seed: int) -> Iterator[str]:
+    try:
+        import datasets
+
+        stream: Any = datasets.load_dataset(C4, "en", split="train", streaming=True)
+        for row in stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER):
+            yield row["text"]
+    except Exception as error:  # datasets, the hub's client and the network each have errors of their own
+        raise RunError(
+            f"text: {C4} can't be read from the hub ({failure_line(error)}); text=passages needs no hub, nor a file"
+        ) from error
+
+
+def _hub_answers() -> bool:
+    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(C4, timeout=5)
+    except Exception:  # whatever it is, text has to come from elsewhere
+        return False
+    return True
