@@ -49,6 +49,8 @@ def attend(
         scores = every.gather(2, where)[:, :, 0]
     scores = scores * scaling
     seen = rows.visible(first, first + queries, window)
+    if seen is None and rows.past is None:  # plain causality: a short request from its first token on
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril()
     if seen is not None:
         scores = scores.masked_fill(~seen, float("-inf"))
     probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
