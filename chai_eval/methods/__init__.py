@@ -10,8 +10,9 @@ from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.methods.chai import CHAI
 from chai_eval.methods.mha import MHA
+from chai_eval.methods.v_reuse import VReuse
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (MHA, CHAI)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (MHA, CHAI, VReuse)}
 
 __all__ = ["METHODS", "Method", "build_method"]
 

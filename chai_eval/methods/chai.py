@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from chai_eval.attention import (
     ForwardPass,
     Layer,
+    Membership,
     clustered_attention,
     full_attention,
     membership_of,
@@ -56,6 +57,7 @@ class CHAI(Method):
     representative: Representative = "first"
 
     name: ClassVar[str] = "chai"
+    share_value: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_clusters(self.clusters)
@@ -96,15 +98,48 @@ class CHAI(Method):
         run: ForwardPass,
     ) -> Tensor:
         clusters, probe = counts[layer.index], self.probe_tokens
-        if clusters == query.shape[1] or run.rows.length <= probe:
+        if clusters == query.shape[1]:
             return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
-        own = probe_probabilities(query[:, :, :probe], key[:, :, :probe], layer.scaling)
-        seen = own
-        if self.features == "full":
-            seen = probe_probabilities(query[:, :, :probe], key[:, :, :probe], layer.scaling, "full")
-        membership = membership_of(probe_features(seen, self.features), clusters, self.representative)
-        early = torch.matmul(own.to(value.dtype), repeat_heads(value[:, :, :probe], query.shape[1]))
-        late = clustered_attention(
-            query, key, value, membership, run.rows, layer.scaling, first=probe, window=layer.window
-        )
-        return torch.cat((early, late), dim=2)
+
+        def choose(own: Tensor) -> Membership:
+            seen = own
+            if self.features == "full":
+                seen = probe_probabilities(query[:, :, :probe], key[:, :, :probe], layer.scaling, "full")
+            return membership_of(probe_features(seen, self.features), clusters, self.representative)
+
+        return attend_after_probe(layer, query, key, value, run, probe, choose, share_value=self.share_value)
+
+
+def attend_after_probe(
+    layer: Layer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    run: ForwardPass,
+    probe_tokens: int,
+    choose: Callable[[Tensor], Membership],
+    *,
+    share_value: bool = False,
+) -> Tensor:
+    """Attend with every head over the probe tokens, then clustered by what they showed.
+
+    Parameters
+    ----------
+    choose : callable
+        From the causal probabilities of the probe, `[rows, heads, probe, probe]` in float32, to the membership.
+    share_value : bool
+        See `clustered_attention`.
+
+    Returns
+    -------
+    Tensor [rows, heads, length, head_dim]
+    """
+    if run.rows.length <= probe_tokens:
+        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+    own = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], layer.scaling)
+    early = torch.matmul(own.to(value.dtype), repeat_heads(value[:, :, :probe_tokens], query.shape[1]))
+    late = clustered_attention(
+        query, key, value, choose(own), run.rows, layer.scaling,
+        first=probe_tokens, window=layer.window, share_value=share_value,
+    )  # fmt: skip
+    return torch.cat((early, late), dim=2)

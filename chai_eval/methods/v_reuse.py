@@ -1,0 +1,20 @@
+"""CHAI with the values shared as well: the paper's ablation of what a cluster may share (section 4.5, Table 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chai_eval.methods.chai import CHAI
+
+
+@dataclass(frozen=True)
+class VReuse(CHAI):
+    """As `chai`, but a member takes its representative's values too: its whole head output.
+
+    Approximates: from token `probe_tokens` on, a head's output is that of its cluster's representative. Saves, beyond
+    `chai`, the values of all other members and their cache. Settings are those of `chai`.
+    """
+
+    name: ClassVar[str] = "v_reuse"
+    share_value: ClassVar[bool] = True
