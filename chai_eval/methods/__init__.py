@@ -9,10 +9,12 @@ from typing import Any
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.methods.chai import CHAI
+from chai_eval.methods.chai_static import CHAIStatic
 from chai_eval.methods.mha import MHA
+from chai_eval.methods.output_aware import OutputAware
 from chai_eval.methods.v_reuse import VReuse
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (MHA, CHAI, VReuse)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (MHA, CHAI, CHAIStatic, VReuse, OutputAware)}
 
 __all__ = ["METHODS", "Method", "build_method"]
 

@@ -13,6 +13,18 @@ def positive(setting: str, value: object) -> None:
         raise SettingError(f"{setting}: {value!r} given; allowed: whole numbers from 1")
 
 
+def flag(setting: str, value: object) -> None:
+    """Refuse anything but true and false."""
+    if not isinstance(value, bool):
+        raise SettingError(f"{setting}: {value!r} given; allowed: true, false")
+
+
+def fraction(setting: str, value: object) -> None:
+    """Refuse anything but a number from 0 up to, not including, 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+        raise SettingError(f"{setting}: {value!r} given; allowed: numbers from 0 to below 1")
+
+
 def one_of(setting: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse anything but one of a few words."""
     if value not in allowed:

@@ -1,0 +1,164 @@
+"""What calibration found out about a model, as methods read it.
+
+A calibration is a folder with `calibration.json` (what was done, for which model) and `calibration.safetensors` (what
+was found). Those that ship with the project lie under `conf/calibration/<model>/`, a user's own under
+`<cache>/calibration/<model>/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chai_eval.attention.inject import attention_shape
+from chai_eval.data import cache_dir
+from chai_eval.errors import SettingError
+from chai_eval.resources import conf_dir
+
+LAYOUT = 1
+PRESETS = ("conservative", "balanced", "aggressive")
+COMMAND = "python -m chai_eval.calibrate model="
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A calibration on the disk, opened.
+
+    Attributes
+    ----------
+    folder : Path
+    description : mapping
+        `calibration.json`.
+    setting : str
+        The setting that named it, for messages.
+    """
+
+    folder: Path
+    description: Mapping[str, Any]
+    setting: str
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of both files, in hex."""
+        digest = hashlib.sha256()
+        for name in ("calibration.json", "calibration.safetensors"):
+            with (self.folder / name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the file, on the CPU.
+
+        Raises
+        ------
+        SettingError
+            Where this calibration does not have it.
+        """
+        file = self.folder / "calibration.safetensors"
+        try:
+            with safe_open(file, "pt") as opened:
+                if name in opened.keys():  # noqa: SIM118 - not a mapping
+                    return opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise SettingError(f"{self.setting}: {file} can't be read ({_one_line(error)}); {_made_by('…')}") from error
+        made_for = self.description["model"].get("name", "…")
+        raise SettingError(f"{self.setting}: calibration {self.folder} has no {name}; {_made_by(made_for)}")
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse a calibration that was made for another model.
+
+        Raises
+        ------
+        SettingError
+            Naming both.
+        """
+        made_for, given = self.description["model"], identity(model)
+        differing = [key for key in given if key in made_for and made_for[key] != given[key]]
+        if differing:
+            theirs, ours = ({key: each[key] for key in differing} for each in (made_for, given))
+            raise SettingError(
+                f"{self.setting}: calibration {self.folder} was made for {_named(made_for, theirs)}, the model is "
+                f"{_named(given, ours)}; {_made_by('…')}"
+            )
+
+
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What tells a model from others a calibration may have been made for, in any precision and on any device.
+
+    `signs` hashes the signs of the first weights of every parameter: rounding to another precision keeps a sign, any
+    training turns some. It is left out where weights are not in memory.
+    """
+    shape, config = attention_shape(model), model.config.get_text_config()
+    found = {
+        "model_type": config.model_type,
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "hidden_size": config.hidden_size,
+    }
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.is_meta:
+            return found
+        digest.update(name.encode())
+        digest.update((parameter.detach().flatten()[:1024] < 0).cpu().numpy().tobytes())
+    return {**found, "signs": digest.hexdigest()[:16]}
+
+
+def calibration_folders(name: str) -> list[Path]:
+    """Where a calibration of that name may lie, in the order in which it is looked for."""
+    return [conf_dir() / "calibration" / name, cache_dir() / "calibration" / name]
+
+
+def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
+    """Open a calibration.
+
+    Parameters
+    ----------
+    name_or_path : str
+        A model's name, a folder, or the `calibration.json` in it.
+    setting : str
+        What messages call it.
+
+    Raises
+    ------
+    SettingError
+        Where there is none, or it can't be read.
+    """
+    given = Path(name_or_path).expanduser()
+    folders = [given.parent if given.suffix in (".json", ".safetensors") else given]
+    if len(given.parts) == 1 and not given.suffix:
+        folders = calibration_folders(name_or_path) + folders
+    folder = next((each for each in folders if (each / "calibration.json").is_file()), None)
+    if folder is None:
+        raise SettingError(f"{setting}: no calibration {name_or_path!r}; {_made_by(name_or_path)}")
+    file = folder / "calibration.json"
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise SettingError(f"{setting}: {file} can't be read ({_one_line(error)}); {_made_by('…')}") from error
+    if not isinstance(description, dict) or description.get("layout") != LAYOUT or "model" not in description:
+        raise SettingError(f"{setting}: {file} is no calibration of layout {LAYOUT}; {_made_by('…')}")
+    return Calibration(folder, description, setting)
+
+
+def _made_by(model: str) -> str:
+    return f"allowed: a calibration of this model, made by `{COMMAND}{model if '/' not in model else '…'}`"
+
+
+def _named(model: Mapping[str, Any], differing: Mapping[str, Any]) -> str:
+    name = model.get("name") or model.get("model_type", "a model")
+    return f"{name} ({', '.join(f'{key} {value}' for key, value in differing.items())})"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

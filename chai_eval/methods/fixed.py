@@ -1,0 +1,160 @@
+"""Memberships that are known before the request: read from settings, checked, and attended by."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chai_eval.attention import ForwardPass, Layer, Membership, clustered_attention, full_attention
+from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.membership import membership_from_labels
+from chai_eval.errors import SettingError
+from chai_eval.methods.base import Method
+from chai_eval.methods.calibrated import PRESETS, Calibration, calibration
+from chai_eval.methods.checks import one_of
+
+SETTING = "method.membership"
+
+# For each layer one whole number per head.
+PerHead = Sequence[Sequence[int]]
+
+
+def membership_by_representative(representative: Tensor) -> Membership:
+    """The clusters of heads that are served by the same head.
+
+    Parameters
+    ----------
+    representative : Tensor [rows, heads], int64
+        The head that serves each head; one that serves others serves itself. As many different ones in every row.
+    """
+    same = representative[:, :, None] == representative[:, None, :]
+    lowest = same.to(torch.uint8).argmax(-1)  # the first head that is served by the same one
+    clusters = int(torch.unique(representative[0]).numel())
+    found = membership_from_labels(lowest, clusters)
+    return Membership(found.cluster, representative.gather(1, found.representative))
+
+
+@dataclass(frozen=True)
+class FixedMembership(Method):
+    """A method whose memberships come from calibration or from the user.
+
+    Parameters
+    ----------
+    membership : str, or per layer a list with an entry for each head
+        A calibration (a model's name, or a folder), or what `entries` says.
+    preset : "conservative", "balanced" or "aggressive"
+        Which of the calibration's memberships.
+    """
+
+    membership: str | PerHead | None = None
+    preset: str = "balanced"
+
+    tensor: ClassVar[str]  # of the calibration, before the preset's name
+    entries: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        one_of("method.preset", self.preset, PRESETS)
+        if self._calibration is None:
+            check_per_head(SETTING, self.membership, self.entries)
+            self._representatives()
+
+    @abstractmethod
+    def _serving(self, layer: int, entries: list[int]) -> list[int]:
+        """For each head of a layer the head that serves it, from what was given."""
+
+    def settings(self) -> dict[str, Any]:
+        if self._calibration is not None:
+            return {"membership": {"sha256": self._calibration.sha256, "preset": self.preset}}
+        return {"membership": self._representatives()}
+
+    def check(self, model: PreTrainedModel) -> None:
+        self.memberships(model)
+        super().check(model)
+
+    def memberships(self, model: PreTrainedModel) -> list[Membership]:
+        """The membership of each layer, of one row.
+
+        Raises
+        ------
+        SettingError
+            Where they do not fit the model.
+        """
+        if self._calibration is not None:
+            self._calibration.check(model)
+        representatives = self._representatives()
+        check_fits(SETTING, representatives, model)
+        return [membership_by_representative(torch.tensor([each], device=model.device)) for each in representatives]
+
+    @cached_property
+    def _calibration(self) -> Calibration | None:
+        return calibration(self.membership, SETTING) if isinstance(self.membership, str) else None
+
+    def _representatives(self) -> list[list[int]]:
+        given: Any = self.membership
+        if self._calibration is not None:
+            given = self._calibration.tensor(f"{self.tensor}.{self.preset}").tolist()
+        return [self._serving(layer, list(entries)) for layer, entries in enumerate(given)]
+
+
+def attend_by(
+    memberships: Sequence[Membership], layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass
+) -> Tensor:
+    """Clustered attention of all tokens by one membership for all rows, as an `Attend` once memberships are bound."""
+    membership = memberships[layer.index]
+    if membership.clusters == query.shape[1]:
+        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+    every = Membership(membership.cluster.to(query.device), membership.representative.to(query.device))
+    return clustered_attention(
+        query, key, value, every.expand(run.rows.count), run.rows, layer.scaling, window=layer.window
+    )
+
+
+def check_per_head(setting: str, spec: object, what: str) -> None:
+    """Refuse anything but a list of lists of whole numbers from 0.
+
+    Raises
+    ------
+    SettingError
+    """
+    if isinstance(spec, Sequence) and not isinstance(spec, str) and spec and all(map(_whole_numbers, spec)):
+        return
+    raise SettingError(f"{setting}: {_shown(spec)} given; allowed: a calibration, or per layer a list of {what}")
+
+
+def check_fits(setting: str, spec: PerHead, model: PreTrainedModel) -> None:
+    """Refuse lists that do not have one entry for each head of each layer of a model.
+
+    Raises
+    ------
+    SettingError
+    """
+    shape = attention_shape(model)
+    if len(spec) != shape.layers:
+        raise SettingError(
+            f"{setting}: {len(spec)} layers given for a model of {shape.layers} layers; allowed: one list per layer"
+        )
+    for layer, entries in enumerate(spec):
+        if len(entries) != shape.heads:
+            raise SettingError(
+                f"{setting}: {len(entries)} entries given for layer {layer}; allowed: {shape.heads}, one per head"
+            )
+
+
+def _whole_numbers(entries: object) -> bool:
+    return (
+        isinstance(entries, Sequence)
+        and not isinstance(entries, str)
+        and all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in entries)
+    )
+
+
+def _shown(spec: object) -> str:
+    text = repr(spec)
+    return text if len(text) <= 80 else f"{text[:77]}..."

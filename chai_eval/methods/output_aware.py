@@ -1,0 +1,119 @@
+"""Beyond the paper: representatives chosen by what serving another head costs the layer's output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chai_eval.attention import ForwardPass, Layer, Membership, full_attention, probe_features, take_over
+from chai_eval.attention.membership import TIE, cosine_distance
+from chai_eval.errors import SettingError
+from chai_eval.methods.chai import attend_after_probe
+from chai_eval.methods.checks import flag, positive
+from chai_eval.methods.fixed import SETTING, FixedMembership, attend_by, membership_by_representative
+
+
+@dataclass(frozen=True)
+class OutputAware(FixedMembership):
+    """A head is served by the representative whose probabilities cost the layer's output least.
+
+    The cost of serving head i by head r is c(i→r) = E over tokens of ‖(A_i − A_r) V_i W_O,i‖², W_O,i being head i's
+    slice of the output projection; calibration chooses representatives by k-medoids on it.
+
+    Approximates: a head's probabilities are those of its representative, its values stay its own. Saves what
+    `chai_static` saves; with `adaptive` what `chai` saves.
+
+    Parameters
+    ----------
+    membership : str, or per layer a list with each head's representative
+        A calibration (a model's name, or a folder), or heads: a representative represents itself.
+    preset : "conservative", "balanced" or "aggressive"
+        Which of the calibration's memberships.
+    adaptive : bool
+        Keep the representatives only: from token `probe_tokens` on, every other head is served by the one whose
+        probabilities over the request's first tokens are nearest to its own (cosine; the lowest head among ties).
+    probe_tokens : int
+        First tokens of a request, run as plain attention; with `adaptive`.
+    """
+
+    adaptive: bool = False
+    probe_tokens: int = 5
+
+    name: ClassVar[str] = "output_aware"
+    tensor: ClassVar[str] = "output_aware"
+    entries: ClassVar[str] = "representative heads"
+
+    def __post_init__(self) -> None:
+        flag("method.adaptive", self.adaptive)
+        positive("method.probe_tokens", self.probe_tokens)
+        super().__post_init__()
+
+    @property
+    def shared_context(self) -> int:
+        return self.probe_tokens if self.adaptive else 1
+
+    def settings(self) -> dict[str, Any]:
+        probe = {"probe_tokens": self.probe_tokens} if self.adaptive else {}
+        return {**super().settings(), "adaptive": self.adaptive, **probe}
+
+    @contextmanager
+    def applied(self, model: PreTrainedModel) -> Iterator[None]:
+        attend = self._attend_adaptively if self.adaptive else attend_by
+        with take_over(model, partial(attend, self.memberships(model))):
+            yield
+
+    def _attend_adaptively(
+        self,
+        memberships: list[Membership],
+        layer: Layer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        run: ForwardPass,
+    ) -> Tensor:
+        fixed = memberships[layer.index]
+        if fixed.clusters == query.shape[1]:
+            return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        representatives = fixed.representative[0].to(query.device)
+
+        def choose(own: Tensor) -> Membership:
+            return nearest_representative(probe_features(own), representatives)
+
+        return attend_after_probe(layer, query, key, value, run, self.probe_tokens, choose)
+
+    def _serving(self, layer: int, entries: list[int]) -> list[int]:
+        for head, by in enumerate(entries):
+            if by >= len(entries):
+                raise SettingError(
+                    f"{SETTING}: head {by} given for head {head} of layer {layer}; allowed: 0 to {len(entries) - 1}"
+                )
+            if entries[by] != by:
+                raise SettingError(
+                    f"{SETTING}: head {by} given for head {head} of layer {layer}, and for head {by} head "
+                    f"{entries[by]}; allowed: representatives that represent themselves"
+                )
+        return entries
+
+
+def nearest_representative(features: Tensor, representatives: Tensor) -> Membership:
+    """Assign every head to the representative with the nearest features.
+
+    Parameters
+    ----------
+    features : Tensor [rows, heads, n]
+    representatives : Tensor [clusters], int64
+        Heads that stay representatives, of themselves at least.
+    """
+    ordered = representatives.sort().values
+    distance = cosine_distance(features)[:, :, ordered]  # [rows, heads, clusters]
+    nearest = (distance <= distance.amin(-1, keepdim=True) + TIE).to(torch.uint8).argmax(-1)
+    serving = ordered[nearest]
+    serving[:, ordered] = ordered
+    return membership_by_representative(serving)
