@@ -13,6 +13,12 @@ def positive(setting: str, value: object) -> None:
         raise SettingError(f"{setting}: {value!r} given; allowed: whole numbers from 1")
 
 
+def from_zero(setting: str, value: object) -> None:
+    """Refuse anything but a whole number of at least 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SettingError(f"{setting}: {value!r} given; allowed: whole numbers from 0")
+
+
 def flag(setting: str, value: object) -> None:
     """Refuse anything but true and false."""
     if not isinstance(value, bool):

@@ -1,0 +1,111 @@
+"""Heads removed for good: the structured pruning that sharing is compared with (Michel et al., 2019, 1905.10650)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chai_eval.attention import ForwardPass, Layer, full_attention, take_over
+from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.probe import repeat_heads
+from chai_eval.errors import SettingError
+from chai_eval.methods.base import Method
+from chai_eval.methods.calibrated import Calibration, calibration
+from chai_eval.methods.checks import fraction
+from chai_eval.methods.fixed import check_per_head
+from chai_eval.methods.keep import highest, kept_count
+
+
+@dataclass(frozen=True)
+class HeadPrune(Method):
+    """The heads that mattered least over calibration text are removed from the whole model, for every token.
+
+    Approximates: a removed head's output is zero. Saves everything that a removed head computes, and its cache where
+    no other head reads the same keys and values.
+
+    Parameters
+    ----------
+    sparsity : float
+        Fraction of all heads of the model that is removed, lowest importance first: ⌈(1 − s) L H⌉ stay (among ties
+        the lowest layer, then the lowest head).
+    importance : str or None
+        The calibration that has the importance of each head: a model's name, or a folder.
+    pruned : per layer a list of heads, or None
+        Heads to remove, in place of `sparsity` and `importance`.
+    """
+
+    sparsity: float = 0.25
+    importance: str | None = None
+    pruned: Sequence[Sequence[int]] | None = None
+
+    name: ClassVar[str] = "head_prune"
+
+    def __post_init__(self) -> None:
+        fraction("method.sparsity", self.sparsity)
+        if self.pruned is not None:
+            check_per_head("method.pruned", self.pruned, "heads to remove")
+        elif not isinstance(self.importance, str):
+            raise SettingError(
+                f"method.importance: {self.importance!r} given; allowed: a calibration (or heads per layer in "
+                "method.pruned)"
+            )
+        else:
+            assert self._calibration is not None
+
+    @cached_property
+    def _calibration(self) -> Calibration | None:
+        if self.pruned is not None or self.importance is None:
+            return None
+        return calibration(self.importance, "method.importance")
+
+    def settings(self) -> dict[str, Any]:
+        if self._calibration is not None:
+            return {"sparsity": self.sparsity, "importance": {"sha256": self._calibration.sha256}}
+        return {"pruned": [sorted({*heads}) for heads in self.pruned or ()]}
+
+    def check(self, model: PreTrainedModel) -> None:
+        self._kept(model)
+        super().check(model)
+
+    @contextmanager
+    def applied(self, model: PreTrainedModel) -> Iterator[None]:
+        with take_over(model, partial(_attend, self._kept(model))):
+            yield
+
+    def _kept(self, model: PreTrainedModel) -> list[list[int]]:
+        """The heads that stay, for each layer."""
+        shape = attention_shape(model)
+        if self._calibration is not None:
+            self._calibration.check(model)
+            importance = self._calibration.tensor("head_importance")
+            stay = highest(importance.flatten(), kept_count(importance.numel(), self.sparsity)).view_as(importance)
+            return [layer.nonzero()[:, 0].tolist() for layer in stay]
+        pruned = self.pruned or ()
+        if len(pruned) != shape.layers:
+            raise SettingError(
+                f"method.pruned: {len(pruned)} layers given for a model of {shape.layers} layers; allowed: one list "
+                "per layer"
+            )
+        for layer, heads in enumerate(pruned):
+            if heads and max(heads) >= shape.heads:
+                raise SettingError(
+                    f"method.pruned: head {max(heads)} given for layer {layer}; allowed: 0 to {shape.heads - 1}"
+                )
+        return [[head for head in range(shape.heads) if head not in heads] for heads in pruned]
+
+
+def _attend(kept: list[list[int]], layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+    heads, stay = query.shape[1], kept[layer.index]
+    if len(stay) == heads:
+        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+    out = value.new_zeros(*query.shape[:3], value.shape[-1])
+    if stay:
+        own_key, own_value = repeat_heads(key, heads)[:, stay], repeat_heads(value, heads)[:, stay]
+        out[:, stay] = full_attention(query[:, stay], own_key, own_value, run.rows, layer.scaling, layer.window)
+    return out

@@ -1,0 +1,172 @@
+"""SpAtten-like cascade pruning of tokens and heads (Wang et al., HPCA 2021, arXiv 2012.09852), made causal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import PreTrainedModel
+
+from chai_eval.attention import ForwardPass, Layer, Rows, full_attention, take_over
+from chai_eval.attention.kernels.prefill import block_probabilities, query_blocks
+from chai_eval.attention.probe import repeat_heads
+from chai_eval.methods.base import Method
+from chai_eval.methods.checks import fraction, from_zero
+from chai_eval.methods.keep import highest, kept_count, kept_counts
+
+RECEIVED, MAGNITUDE = "spatten_received", "spatten_magnitude"
+KEYS, HEADS = "spatten_keys", "spatten_heads"
+
+# Importance of a query's own key: more than any key can receive.
+ALWAYS = 1e30
+
+
+@dataclass(frozen=True)
+class SpAtten(Method):
+    """Each query reads only the keys, and uses only the heads, that mattered most in the layers before.
+
+    For the query at position t of its request, in layer l: a key's importance is the attention probability that it
+    received from queries up to t, summed over heads and over layers before l; a head's importance is the L1 norm (sum
+    of absolute values) of its output before the output projection, summed over queries up to t and, by head index,
+    over layers before l. The query keeps the top ⌈(1 − s_token)(t + 1)⌉ keys, its own always among them, and the top
+    ⌈(1 − s_head) H⌉ heads; never one that an earlier layer dropped for it. No query is influenced by a later one; in
+    a row with branches a query's history is the context and its own branch.
+
+    As the ratios are the same in every layer and a key or head that was dropped never returns, what the first layer
+    that prunes keeps for a query is what all later layers keep: importance is gathered in the spared layers only.
+
+    Approximates: the scores of dropped keys are minus infinity, the output of dropped heads zero. Saves the attention
+    over dropped keys and in dropped heads; not their cache, as a later query may keep what this one drops.
+
+    Parameters
+    ----------
+    token_sparsity, head_sparsity : float
+        Fractions of keys and of heads that are dropped.
+    spare_layers : int
+        First layers, which prune nothing. With 0 there is no importance yet: the first keys and heads stay.
+    """
+
+    token_sparsity: float = 0.3
+    head_sparsity: float = 0.0
+    spare_layers: int = 2
+
+    name: ClassVar[str] = "spatten"
+
+    def __post_init__(self) -> None:
+        fraction("method.token_sparsity", self.token_sparsity)
+        fraction("method.head_sparsity", self.head_sparsity)
+        from_zero("method.spare_layers", self.spare_layers)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "token_sparsity": self.token_sparsity,
+            "head_sparsity": self.head_sparsity,
+            "spare_layers": self.spare_layers,
+        }
+
+    @contextmanager
+    def applied(self, model: PreTrainedModel) -> Iterator[None]:
+        with take_over(model, self._attend):
+            yield
+
+    def _attend(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+        if layer.index < self.spare_layers:
+            return self._attend_and_note(layer, query, key, value, run)
+        rows, heads = run.rows, query.shape[1]
+        if self.token_sparsity == 0:
+            out = full_attention(query, key, value, rows, layer.scaling, layer.window)
+        else:
+            if KEYS not in run.carried:
+                run.carried[KEYS] = kept_keys(run.carried.get(RECEIVED), rows, key.shape[2], self.token_sparsity)
+            mask = run.carried[KEYS].to(query.device)[:, None]  # [rows, 1, length, keys]
+            if layer.window is not None:
+                mask = mask & seen_by(rows, key.shape[2], layer.window)[:, None]
+            own_key, own_value = repeat_heads(key, heads), repeat_heads(value, heads)
+            out = scaled_dot_product_attention(query, own_key, own_value, attn_mask=mask, scale=layer.scaling)
+        if self.head_sparsity == 0:
+            return out
+        if HEADS not in run.carried:
+            importance = run.carried.get(MAGNITUDE, out.new_zeros(rows.count, rows.length, heads))
+            run.carried[HEADS] = highest(importance, kept_count(heads, self.head_sparsity)).transpose(1, 2)
+        return out.masked_fill(~run.carried[HEADS].to(out.device)[..., None], 0)
+
+    def _attend_and_note(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+        if self.token_sparsity == 0:
+            out = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        else:
+            out, received = _attention_received(layer, query, key, value, run.rows)
+            _note(run, layer, RECEIVED, received)
+        if self.head_sparsity > 0:
+            _note(run, layer, MAGNITUDE, out.float().abs().sum(-1).transpose(1, 2))
+        return out
+
+
+def kept_keys(importance: Tensor | None, rows: Rows, keys: int, sparsity: float) -> Tensor:
+    """The keys that each query keeps.
+
+    Parameters
+    ----------
+    importance : Tensor [rows, length, keys] or None
+        Of each key as each query sees it; None where nothing is known yet.
+    keys : int
+        Columns of keys.
+
+    Returns
+    -------
+    Tensor [rows, length, keys], bool
+    """
+    seen = seen_by(rows, keys)
+    if importance is None:
+        importance = seen.new_zeros(rows.count, rows.length, keys, dtype=torch.float32)
+    seen = seen.to(importance.device)
+    column = torch.arange(rows.length, device=importance.device).expand(rows.count, -1)
+    own = column if rows.past is None else (column + rows.past[:, None]).clamp(max=keys - 1)
+    position = own if rows.position is None else rows.position
+    ranked = importance.masked_fill(~seen, -1.0).scatter(2, own[..., None], ALWAYS)
+    return highest(ranked, kept_counts(position + 1, sparsity)) & seen
+
+
+def seen_by(rows: Rows, keys: int, window: int | None = None) -> Tensor:
+    """What every query sees: `[rows or 1, length, keys]`, bool."""
+    seen = rows.visible(0, rows.length, window)
+    if seen is not None:
+        return seen[:, 0]
+    # Plain causality, or the newest token after a cache, which sees all there is.
+    return torch.ones(rows.length, keys, dtype=torch.bool, device=rows.lengths.device).tril(keys - rows.length)[None]
+
+
+def _attention_received(layer: Layer, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Attention, and what each query gave to each key over all heads: `[rows, length, keys]`, float32."""
+    count, heads, length, _ = query.shape
+    own_key, own_value = repeat_heads(key, heads), repeat_heads(value, heads)
+    out = value.new_empty(count, heads, length, value.shape[-1])
+    received = torch.zeros(count, length, key.shape[2], device=query.device)
+    for start, stop in query_blocks(length, count * heads * key.shape[2]):
+        keys = rows.key_columns(stop)
+        probabilities = block_probabilities(
+            query[:, :, start:stop], own_key[:, :, :keys], rows, layer.scaling, start, layer.window
+        )
+        received[:, start:stop, :keys] = probabilities.sum(1)
+        out[:, :, start:stop] = torch.matmul(probabilities.to(value.dtype), own_value[:, :, :keys])
+    return out, received
+
+
+def _note(run: ForwardPass, layer: Layer, name: str, given: Tensor) -> None:
+    """Add what queries gave in this layer (`[rows, length, n]`) to the importance that each of them sees.
+
+    What earlier passes gave is remembered with the cache, as the last token of this pass saw it.
+    """
+    rows = run.rows
+    seen = given.cumsum(1) if rows.branch is None else seen_by(rows, rows.length).to(given.dtype) @ given
+    before = run.remembered.get((layer.index, name))
+    if before is not None:
+        seen = seen + pad(before, (0, given.shape[-1] - before.shape[-1]))[:, None]
+    last = (rows.lengths - 1).clamp(min=0)
+    run.remembered[layer.index, name] = seen[torch.arange(rows.count, device=seen.device), last]
+    carried = run.carried.get(name)
+    run.carried[name] = seen if carried is None else carried.to(seen.device) + seen
