@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from chai_eval.attention.clustered import clustered_attention, full_attention
+from chai_eval.attention.cache import ClusteredCache, RowLayer
+from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
 from chai_eval.attention.inject import ForwardPass, Layer, UnsupportedModel, attention_layers, take_over
 from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
 from chai_eval.attention.probe import probe_features, probe_probabilities
+from chai_eval.attention.probed import attend_after_probe, attend_full, attend_kept, attend_static
 from chai_eval.attention.rows import Rows
 
 __all__ = [
+    "ClusteredCache",
     "ForwardPass",
     "Layer",
     "Membership",
+    "RowLayer",
     "Rows",
     "UnsupportedModel",
+    "attend_after_probe",
+    "attend_full",
+    "attend_kept",
+    "attend_static",
     "attention_layers",
     "clustered_attention",
     "full_attention",
@@ -21,5 +29,6 @@ __all__ = [
     "membership_of",
     "probe_features",
     "probe_probabilities",
+    "shared_attention",
     "take_over",
 ]

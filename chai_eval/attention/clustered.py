@@ -75,6 +75,8 @@ def clustered_attention(
     row = torch.arange(query.shape[0], device=query.device)[:, None]
     representative = membership.representative
     key_head = representative // (query.shape[1] // key.shape[1])
+    if share_value:
+        value = value[row, key_head]
     return shared_attention(
         query[row, representative, first:],
         key[row, key_head],
@@ -115,6 +117,7 @@ def shared_attention(
         Which of the kept key heads each representative reads (under grouped-query attention several may read the
         same); None where they correspond one to one.
     value : Tensor [rows, kv_heads, keys, head_dim]
+        With `share_value` those that representatives read, `[rows, kept, keys, head_dim]`.
 
     Returns
     -------
@@ -122,9 +125,8 @@ def shared_attention(
     """
     count, queries = kept_query.shape[0], kept_query.shape[2]
     if share_value:
-        heads = membership.cluster.shape[1]
-        row = torch.arange(count, device=value.device)[:, None]
-        value = value[row, membership.representative // (heads // value.shape[1])]
+        if slot is not None:
+            value = value[torch.arange(count, device=value.device)[:, None], slot]
         alone = Membership.every_head(count, membership.clusters, value.device)
         out = shared_attention(kept_query, kept_key, value, alone, rows, scaling, slot=slot, first=first, window=window)
         return out.gather(1, membership.cluster[:, :, None, None].expand(-1, -1, queries, value.shape[-1]))

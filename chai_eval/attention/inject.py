@@ -7,16 +7,18 @@ module that owns the layers works out the rows of the pass, points the config at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from chai_eval.attention.cache import ClusteredCache, Remembered, RowLayer, adopt
 from chai_eval.attention.rows import Rows
 
 # What some models add to attention and we do not compute; each arrives as a keyword of the attention call.
@@ -27,6 +29,9 @@ NOT_COMPUTED = {
     "position_bias": "a position bias",
 }
 
+
+# What models call their cache, newest name first.
+CACHE_NAMES = ("cache", "past_key_values")
 
 # What models call the attention module of a layer.
 ATTENTION_NAMES = {"self_attn", "attn", "attention", "self_attention"}
@@ -65,6 +70,7 @@ class ForwardPass:
     Attributes
     ----------
     rows : Rows
+    cache : list of RowLayer, or None
     carried : dict
         From layer to layer, as long as the pass lasts.
     remembered : dict of (layer, name) to Tensor [rows, ...]
@@ -72,9 +78,19 @@ class ForwardPass:
     """
 
     rows: Rows
+    cache: list[RowLayer] | None = None
     carried: dict[str, Any] = field(default_factory=dict)
-    remembered: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    remembered: MutableMapping[tuple[int, str], Tensor] = field(default_factory=dict)
     layers_seen: set[int] = field(default_factory=set)
+
+    def store(self, layer: int) -> RowLayer | None:
+        """Where the layer's keys and values are kept, if they are."""
+        return None if self.cache is None else self.cache[layer]
+
+    def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the whole rows, those of this pass stored with the earlier ones."""
+        store = self.store(layer)
+        return (key, value) if store is None else store.append(key, value, self.rows)
 
 
 # (layer, query [rows, heads, length, head_dim], key and value [rows, kv_heads, length, head_dim], pass)
@@ -142,7 +158,9 @@ def layer_stack(model: PreTrainedModel) -> nn.Module:
 
 
 @contextmanager
-def take_over(model: PreTrainedModel, attend: Attend, *, only_rows: bool = False) -> Iterator[None]:
+def take_over(
+    model: PreTrainedModel, attend: Attend, *, only_rows: bool = False, stores: bool = False
+) -> Iterator[None]:
     """Let `attend` compute the attention of `model` while the context lasts.
 
     Besides its usual arguments the model takes `rows=` (a `Rows`, with `input_ids` of shape `[1, tokens]`) for
@@ -153,14 +171,18 @@ def take_over(model: PreTrainedModel, attend: Attend, *, only_rows: bool = False
     model : PreTrainedModel
     attend : Attend
     only_rows : bool
-        Leave passes without `rows=` to the model's own attention.
+        Leave passes without `rows=` to the model's own attention, and its own cache.
+    stores : bool
+        `attend` is given keys and values of the pass alone, and stores them itself (see `ForwardPass.whole`);
+        otherwise it is given those of the whole rows.
 
     Raises
     ------
     UnsupportedModel
         See `attention_layers`; or, in a forward pass, where the attention uses something we do not compute.
     ValueError
-        In a forward pass: a cache, an attention mask that is not `[batch, tokens]`, or another method applied already.
+        Where another method is applied already; in a forward pass, for a cache that was filled without the method, or
+        an attention mask that is not `[batch, tokens]`.
     """
     layers = attention_layers(model)
     stack = layer_stack(model)
@@ -182,8 +204,10 @@ def take_over(model: PreTrainedModel, attend: Attend, *, only_rows: bool = False
         )
         run.layers_seen.add(layer.index)
         rows = run.rows
-        out = attend(layer, rows.gather(query), rows.gather(key), rows.gather(value), run)
-        return rows.scatter(out), None
+        query, key, value = rows.gather(query), rows.gather(key), rows.gather(value)
+        if not stores:
+            key, value = run.whole(layer.index, key, value)
+        return rows.scatter(attend(layer, query, key, value, run)), None
 
     def before(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -191,15 +215,10 @@ def take_over(model: PreTrainedModel, attend: Attend, *, only_rows: bool = False
         rows = kwargs.pop("rows", None)
         if rows is None and only_rows:
             return args, kwargs
-        _refuse_cache(kwargs)
-        tokens = _input(args, kwargs)
-        if rows is None:
-            rows = Rows.from_mask(kwargs.get("attention_mask"), tokens.shape[0], tokens.shape[1], tokens.device)
-        elif kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = positions(rows)
-        current.append(ForwardPass(rows.to(tokens.device)))
+        run = _packed_pass(rows, args, kwargs) if rows is not None else _padded_pass(stack, len(layers), args, kwargs)
+        current.append(run)
         config._attn_implementation = name
-        return args, {**kwargs, "use_cache": False}
+        return args, kwargs
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not current:
@@ -240,6 +259,38 @@ def positions(rows: Rows) -> Tensor:
     return by_place.flatten().index_select(0, rows.place)[None]
 
 
+def _packed_pass(rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass:
+    """The pass of packed rows; gives the model their positions."""
+    tokens = _input(args, kwargs)
+    if _given_cache(kwargs) is not None:
+        raise ValueError("rows: packed rows given with a cache; allowed: one of the two")
+    rows = rows.to(tokens.device)
+    if kwargs.get("position_ids") is None:
+        kwargs["position_ids"] = positions(rows)
+    kwargs["use_cache"] = False
+    return ForwardPass(rows)
+
+
+def _padded_pass(stack: nn.Module, layers: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass:
+    """The pass of an ordinary batch, with or without a cache."""
+    tokens = _input(args, kwargs)
+    batch, length, device = tokens.shape[0], tokens.shape[1], tokens.device
+    mask = kwargs.get("attention_mask")
+    cache = _given_cache(kwargs)
+    if cache is None and _wants_cache(stack, kwargs):
+        cache = kwargs[_cache_name(stack)] = ClusteredCache(layers)
+    if cache is None:
+        return ForwardPass(Rows.from_mask(mask, batch, length, device))
+    stored = adopt(cache, layers)
+    seen, lengths = stored[0].seen, stored[0].lengths
+    if mask is not None and mask.ndim == 2 and mask.shape[1] == seen + length:
+        mask = mask[:, seen:]
+    rows = Rows.from_mask(mask, batch, length, device)
+    if lengths is not None:
+        rows = rows.after(lengths, stored[0].width, stored[0].aligned)
+    return ForwardPass(rows, stored, remembered=Remembered(stored))
+
+
 def _input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     for given in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]):
         if given is not None:
@@ -247,9 +298,20 @@ def _input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     raise ValueError("input_ids: none given")
 
 
-def _refuse_cache(kwargs: Mapping[str, Any]) -> None:
-    if any(kwargs.get(name) is not None for name in ("cache", "past_key_values", "layer_past")):
-        raise ValueError("use_cache: True given while a method is applied; allowed: False")
+def _given_cache(kwargs: Mapping[str, Any]) -> Cache | None:
+    return next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+
+
+def _cache_name(stack: nn.Module) -> str:
+    """What this version of the model calls its cache."""
+    parameters = inspect.signature(stack.forward).parameters
+    return next(name for name in CACHE_NAMES if name in parameters)
+
+
+def _wants_cache(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    wanted = kwargs.get("use_cache")
+    config: Any = stack.config
+    return bool(config.use_cache if wanted is None else wanted)
 
 
 def _refuse_extras(kind: str, kwargs: Mapping[str, Any]) -> None:

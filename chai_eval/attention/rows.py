@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ class Rows:
         `past + j` of the row, and keys are those of the whole row; None where rows begin with this pass.
     keys : int or None
         Columns of keys, with `past`.
+    aligned : bool
+        Known to have no padding, and with `past` to go on at the same column in every row.
     """
 
     index: Tensor | None
@@ -57,6 +60,7 @@ class Rows:
     length: int
     past: Tensor | None = None
     keys: int | None = None
+    aligned: bool = False
     _seen: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -75,12 +79,14 @@ class Rows:
         """
         if mask is None:
             lengths = torch.full((batch,), tokens, dtype=torch.int64, device=device)
-            return cls(None, None, lengths, None, None, batch, tokens, tokens)
+            return cls(None, None, lengths, None, None, batch, tokens, tokens, aligned=True)
         if mask.shape != (batch, tokens):
             raise ValueError(
                 f"attention_mask: shape {list(mask.shape)} given; allowed: [batch, tokens] = {[batch, tokens]}"
             )
         real = mask.to(device=device, dtype=torch.bool)
+        if bool(real.all()):
+            return cls.from_mask(None, batch, tokens, device)
         lengths = real.sum(1)
         if bool((real[:, 1:] <= real[:, :-1]).all()):  # padding on the right only: already in rows
             return cls(None, None, lengths, None, None, batch, tokens, tokens)
@@ -142,6 +148,15 @@ class Rows:
         }
         return replace(self, **moved, _seen={})
 
+    def after(self, past: Tensor, width: int, aligned: bool) -> Rows:
+        """The same rows, going on from a cache that holds `past` tokens of each, `[rows]`, the longest `width`."""
+        return replace(self, past=past, keys=width + self.length, aligned=self.aligned and aligned, _seen={})
+
+    @cached_property
+    def shortest(self) -> int:
+        """Tokens of the shortest row, those in the cache included."""
+        return int((self.lengths if self.past is None else self.past + self.lengths).min())
+
     def gather(self, states: Tensor) -> Tensor:
         """Bring `[batch, heads, tokens, head_dim]` of the pass into rows: `[rows, heads, length, head_dim]`."""
         if self.index is None:
@@ -179,12 +194,15 @@ class Rows:
         Returns
         -------
         Tensor [rows or 1, 1, last - first, key columns], bool, or None
-            None where it is plain causality with `first == 0`, which kernels know without a mask.
+            None where nothing need be masked (one new token), or it is plain causality, which kernels know without a
+            mask: where queries and keys both begin with column 0.
         """
         if window is not None and window >= (self.keys or self.length):
             window = None
         if first == 0 and self.branch is None and window is None and self.past is None:
             return None
+        if self.aligned and self.past is not None and self.length == 1 and window is None:
+            return None  # one new token in every row sees all there is
         asked = (first, last, window)
         if asked not in self._seen:  # every layer asks the same
             self._seen[asked] = self._visible(*asked)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,15 +15,15 @@ from chai_eval.attention import (
     ForwardPass,
     Layer,
     Membership,
-    clustered_attention,
-    full_attention,
+    attend_after_probe,
+    attend_full,
     membership_of,
     probe_features,
     probe_probabilities,
     take_over,
 )
 from chai_eval.attention.membership import Representative
-from chai_eval.attention.probe import Features, repeat_heads
+from chai_eval.attention.probe import Features
 from chai_eval.methods.base import Method
 from chai_eval.methods.checks import one_of, positive
 from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, resolved
@@ -85,7 +84,7 @@ class CHAI(Method):
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, partial(self._attend, cluster_counts(self.clusters, model))):
+        with take_over(model, partial(self._attend, cluster_counts(self.clusters, model)), stores=True):
             yield
 
     def _attend(
@@ -97,49 +96,14 @@ class CHAI(Method):
         value: Tensor,
         run: ForwardPass,
     ) -> Tensor:
-        clusters, probe = counts[layer.index], self.probe_tokens
+        clusters = counts[layer.index]
         if clusters == query.shape[1]:
-            return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+            return attend_full(layer, query, key, value, run)
 
-        def choose(own: Tensor) -> Membership:
-            seen = own
-            if self.features == "full":
-                seen = probe_probabilities(query[:, :, :probe], key[:, :, :probe], layer.scaling, "full")
+        def choose(probe_query: Tensor, probe_key: Tensor) -> Membership:
+            seen = probe_probabilities(probe_query, probe_key, layer.scaling, self.features)
             return membership_of(probe_features(seen, self.features), clusters, self.representative)
 
-        return attend_after_probe(layer, query, key, value, run, probe, choose, share_value=self.share_value)
-
-
-def attend_after_probe(
-    layer: Layer,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    run: ForwardPass,
-    probe_tokens: int,
-    choose: Callable[[Tensor], Membership],
-    *,
-    share_value: bool = False,
-) -> Tensor:
-    """Attend with every head over the probe tokens, then clustered by what they showed.
-
-    Parameters
-    ----------
-    choose : callable
-        From the causal probabilities of the probe, `[rows, heads, probe, probe]` in float32, to the membership.
-    share_value : bool
-        See `clustered_attention`.
-
-    Returns
-    -------
-    Tensor [rows, heads, length, head_dim]
-    """
-    if run.rows.length <= probe_tokens:
-        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
-    own = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], layer.scaling)
-    early = torch.matmul(own.to(value.dtype), repeat_heads(value[:, :, :probe_tokens], query.shape[1]))
-    late = clustered_attention(
-        query, key, value, choose(own), run.rows, layer.scaling,
-        first=probe_tokens, window=layer.window, share_value=share_value,
-    )  # fmt: skip
-    return torch.cat((early, late), dim=2)
+        return attend_after_probe(
+            layer, query, key, value, run, self.probe_tokens, choose, share_value=self.share_value
+        )

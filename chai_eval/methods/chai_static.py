@@ -47,7 +47,7 @@ class CHAIStatic(FixedMembership):
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, partial(attend_by, self.memberships(model))):
+        with take_over(model, partial(attend_by, self.memberships(model)), stores=True):
             yield
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:

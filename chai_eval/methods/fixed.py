@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, Membership, clustered_attention, full_attention
+from chai_eval.attention import ForwardPass, Layer, Membership, attend_full, attend_static
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import membership_from_labels
 from chai_eval.errors import SettingError
@@ -109,11 +109,9 @@ def attend_by(
     """Clustered attention of all tokens by one membership for all rows, as an `Attend` once memberships are bound."""
     membership = memberships[layer.index]
     if membership.clusters == query.shape[1]:
-        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        return attend_full(layer, query, key, value, run)
     every = Membership(membership.cluster.to(query.device), membership.representative.to(query.device))
-    return clustered_attention(
-        query, key, value, every.expand(run.rows.count), run.rows, layer.scaling, window=layer.window
-    )
+    return attend_static(layer, query, key, value, run, every.expand(run.rows.count))
 
 
 def check_per_head(setting: str, spec: object, what: str) -> None:

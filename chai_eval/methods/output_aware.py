@@ -12,10 +12,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, Membership, full_attention, probe_features, take_over
+from chai_eval.attention import (
+    ForwardPass,
+    Layer,
+    Membership,
+    attend_after_probe,
+    attend_full,
+    probe_features,
+    probe_probabilities,
+    take_over,
+)
 from chai_eval.attention.membership import TIE, cosine_distance
 from chai_eval.errors import SettingError
-from chai_eval.methods.chai import attend_after_probe
 from chai_eval.methods.checks import flag, positive
 from chai_eval.methods.fixed import SETTING, FixedMembership, attend_by, membership_by_representative
 
@@ -66,7 +74,7 @@ class OutputAware(FixedMembership):
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:
         attend = self._attend_adaptively if self.adaptive else attend_by
-        with take_over(model, partial(attend, self.memberships(model))):
+        with take_over(model, partial(attend, self.memberships(model)), stores=True):
             yield
 
     def _attend_adaptively(
@@ -80,11 +88,12 @@ class OutputAware(FixedMembership):
     ) -> Tensor:
         fixed = memberships[layer.index]
         if fixed.clusters == query.shape[1]:
-            return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+            return attend_full(layer, query, key, value, run)
         representatives = fixed.representative[0].to(query.device)
 
-        def choose(own: Tensor) -> Membership:
-            return nearest_representative(probe_features(own), representatives)
+        def choose(probe_query: Tensor, probe_key: Tensor) -> Membership:
+            seen = probe_probabilities(probe_query, probe_key, layer.scaling)
+            return nearest_representative(probe_features(seen), representatives)
 
         return attend_after_probe(layer, query, key, value, run, self.probe_tokens, choose)
 

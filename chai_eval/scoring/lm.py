@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils_hf import stop_sequences_criteria
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -142,21 +141,6 @@ class PackedLM(HFLM):
                     self.journal.append_many([(keys[number], text) for number, text in zip(chunk, texts, strict=True)])
                 bar.update(len(chunk))
         return [self.journal.get(key) for key in keys]
-
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> Tensor:
-        # As HFLM does, except that a method recomputes attention over the whole text instead of keeping a cache.
-        temperature = generation_kwargs.pop("temperature", 0.0)
-        sample = generation_kwargs.setdefault("do_sample", temperature > 0)
-        if sample:
-            generation_kwargs["temperature"] = temperature
-        return self.model.generate(
-            input_ids=context,
-            max_length=max_length,
-            stopping_criteria=stop_sequences_criteria(self.tokenizer, stop, context.shape[1], context.shape[0]),
-            pad_token_id=self.tokenizer.pad_token_id,
-            use_cache=self.method.name == "mha",
-            **generation_kwargs,
-        )
 
     def _bar(self, total: int, done: int, disable: bool) -> tqdm[Any]:
         return tqdm(total=total, initial=done, desc=self.description, disable=disable or not self.progress, leave=False)

@@ -37,7 +37,7 @@ def attend(
     -------
     Tensor [rows, heads, queries, head_dim]
     """
-    count, clusters, queries, _ = kept_query.shape
+    count, queries = kept_query.shape[0], kept_query.shape[2]
     kv_heads, keys = value.shape[1], value.shape[2]
     heads = membership.cluster.shape[1]
     if slot is None:

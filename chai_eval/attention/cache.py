@@ -1,0 +1,270 @@
+"""A cache in rows: V whole, and K of the heads that are still read once a method knows which those are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from chai_eval.attention.membership import Membership
+from chai_eval.attention.rows import Rows
+
+# Room made when a buffer is full: an eighth of what it holds, within these bounds. The whole cache is then copied once
+# in many tokens, and never has much more room than it needs.
+LEAST_ROOM, MOST_ROOM = 64, 1024
+
+
+class RowLayer(CacheLayerMixin):
+    """Keys and values of one layer, one request a row, each row's first token in column 0.
+
+    Attributes
+    ----------
+    keys : Tensor [rows, kept, room, head_dim]
+        Of every key head; after `keep_only`, of those that representatives read.
+    values : Tensor [rows, kept, room, head_dim]
+    lengths : Tensor [rows], int64
+        Tokens of each row.
+    width : int
+        Columns in use: the longest row's tokens, or a few more after tokens that were padding.
+    seen : int
+        Tokens of the batch so far, padding included.
+    aligned : bool
+        All rows are known to be of the same length.
+    membership : Membership or None
+        Of every row, once `keep_only` was called.
+    slot : Tensor [rows, clusters], int64, or None
+        Which kept key head each representative reads; None where they correspond one to one.
+    state : dict of str to Tensor [rows, ...]
+        What a method remembers from pass to pass.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.keys = self.values = None
+        self.is_initialized = False
+        self.lengths: Tensor | None = None
+        self.width = 0
+        self.seen = 0
+        self.aligned = False
+        self.membership: Membership | None = None
+        self.slot: Tensor | None = None
+        self.kept_heads: Tensor | None = None
+        self.state: dict[str, Tensor] = {}
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.device = key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Count the tokens of a pass, and hand its keys and values on; they are stored in rows by `append`."""
+        self.lazy_initialization(key_states, value_states)
+        self.seen += key_states.shape[-2]
+        return key_states, value_states
+
+    def append(self, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Store the tokens of a pass behind those of earlier ones.
+
+        Parameters
+        ----------
+        key, value : Tensor [rows, kept, length, head_dim]
+            Of the pass alone, and of the heads that are kept.
+
+        Returns
+        -------
+        Tensor, Tensor [rows, kept, width, head_dim]
+            The whole rows, where they lie.
+        """
+        self.keys = self._stored(self.keys, key, rows)
+        self.values = self._stored(self.values, value, rows)
+        self.lengths = rows.lengths if rows.past is None else rows.past + rows.lengths
+        self.aligned = rows.aligned
+        self.width = rows.key_columns(rows.length)
+        return self.keys[:, :, : self.width], self.values[:, :, : self.width]
+
+    def _stored(self, buffer: Tensor | None, new: Tensor, rows: Rows) -> Tensor:
+        if rows.past is None or buffer is None:
+            return new.contiguous()
+        needed = rows.key_columns(rows.length)
+        if buffer.shape[2] < needed:
+            room = needed + min(max(needed // 8, LEAST_ROOM), MOST_ROOM)
+            grown = buffer.new_zeros(*buffer.shape[:2], room, buffer.shape[3])
+            grown[:, :, : self.width] = buffer[:, :, : self.width]
+            buffer = grown
+        if rows.aligned:
+            buffer[:, :, self.width : needed] = new
+        else:  # rows of different length go on at different columns
+            row = torch.arange(rows.count, device=new.device)[:, None]
+            column = rows.past[:, None] + torch.arange(rows.length, device=new.device)
+            buffer[row, :, column] = new.transpose(1, 2)
+        return buffer
+
+    def keep_only(self, membership: Membership, *, share_value: bool = False) -> None:
+        """Drop the keys (and values, where members share them) of heads that no representative reads."""
+        assert self.keys is not None
+        assert self.values is not None
+        heads, kv_heads = membership.cluster.shape[1], self.keys.shape[1]
+        kept, slot = _distinct(membership.representative // (heads // kv_heads), kv_heads)
+        row = torch.arange(kept.shape[0], device=kept.device)[:, None]
+        self.keys = self.keys[row, kept, : self.width]
+        if share_value:
+            self.values = self.values[row, kept, : self.width]
+        self.membership, self.slot, self.kept_heads = membership, slot, kept
+
+    def kept(self, states: Tensor) -> Tensor:
+        """Of the key or value heads of a pass, `[rows, kv_heads, length, head_dim]`, those that are kept."""
+        if self.membership is None or self.kept_heads is None:
+            return states
+        row = torch.arange(states.shape[0], device=states.device)[:, None]
+        return states[row, self.kept_heads]
+
+    def nbytes(self) -> int:
+        """Bytes of storage that the layer's keys, values and state hold, room included."""
+        held = [self.keys, self.values, *self.state.values()]
+        storages = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held if each is not None
+        }
+        return sum(storages.values())
+
+    def logical_elements(self) -> int:
+        """Elements of keys and values of real tokens: L (H + G) d_h for each row, by its own L and kept heads."""
+        if self.keys is None or self.values is None or self.lengths is None:
+            return 0
+        keys = torch.full_like(self.lengths, self.keys.shape[1])
+        if self.slot is not None:  # rows may read fewer heads than the row that reads most
+            keys = torch.tensor([len(set(row)) for row in self.slot.tolist()], device=keys.device)
+        per_token = keys * self.keys.shape[3] + self.values.shape[1] * self.values.shape[3]
+        return int((self.lengths * per_token).sum())
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self._forget()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the last tokens of every row (a number of at most 0, as transformers gives it)."""
+        gone = -tokens_to_remove
+        if gone <= 0 or self.lengths is None:
+            return
+        if self.state:
+            raise ValueError(f"crop: {gone} tokens asked for, but this method remembers them; allowed: 0")
+        self.lengths = self.lengths - gone
+        self.seen -= gone
+        self.width -= gone
+
+    def _for_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name in ("keys", "values", "lengths", "slot", "kept_heads"):
+            held = getattr(self, name)
+            if held is not None:
+                setattr(self, name, change(held))
+        if self.membership is not None:
+            self.membership = Membership(change(self.membership.cluster), change(self.membership.representative))
+        self.state = {name: change(held) for name, held in self.state.items()}
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._for_rows(lambda held: held.index_select(0, beam_idx.to(held.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._for_rows(lambda held: held.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._for_rows(lambda held: held[indices])
+
+
+class ClusteredCache(Cache):
+    """transformers' cache with `RowLayer`s.
+
+    Parameters
+    ----------
+    layers : int
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.rows = [RowLayer() for _ in range(layers)]
+        super().__init__(layers=list(self.rows))
+
+    def nbytes(self) -> int:
+        """Bytes of storage of all layers."""
+        return sum(layer.nbytes() for layer in self.rows)
+
+    def logical_elements(self) -> int:
+        """Elements of keys and values of all layers that belong to real tokens and kept heads."""
+        return sum(layer.logical_elements() for layer in self.rows)
+
+
+def adopt(cache: Cache, layers: int) -> list[RowLayer]:
+    """The row layers of a cache; an empty cache of another kind is given some.
+
+    Raises
+    ------
+    ValueError
+        Where the cache already holds tokens that were stored without the method.
+    """
+    own = [layer for layer in cache.layers if isinstance(layer, RowLayer)]
+    if len(own) == layers:
+        return own
+    if cache.get_seq_length() > 0:
+        raise ValueError("cache: filled without the method that is applied; allowed: an empty cache, or one of its own")
+    own = [RowLayer() for _ in range(layers)]
+    cache.layers = list(own)
+    cache.layer_class_to_replicate = None
+    return own
+
+
+class Remembered(MutableMapping[tuple[int, str], Tensor]):
+    """What methods remember in a cache, by (layer, name)."""
+
+    def __init__(self, layers: list[RowLayer]) -> None:
+        self._layers = layers
+
+    def __getitem__(self, key: tuple[int, str]) -> Tensor:
+        return self._layers[key[0]].state[key[1]]
+
+    def __setitem__(self, key: tuple[int, str], value: Tensor) -> None:
+        self._layers[key[0]].state[key[1]] = value
+
+    def __delitem__(self, key: tuple[int, str]) -> None:
+        del self._layers[key[0]].state[key[1]]
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return iter([(index, name) for index, layer in enumerate(self._layers) for name in layer.state])
+
+    def __len__(self) -> int:
+        return sum(len(layer.state) for layer in self._layers)
+
+
+def _distinct(read: Tensor, kv_heads: int) -> tuple[Tensor, Tensor | None]:
+    """Which key heads are kept, and where each representative finds its own.
+
+    Parameters
+    ----------
+    read : Tensor [rows, clusters], int64
+        The key head that each representative reads.
+
+    Returns
+    -------
+    Tensor [rows, kept], and Tensor [rows, clusters] or None where they correspond one to one
+    """
+    if bool((read.sort(1).values.diff(dim=1) > 0).all()):  # each reads its own
+        return read, None
+    present = torch.zeros(read.shape[0], kv_heads, dtype=torch.bool, device=read.device).scatter(1, read, True)
+    most = int(present.sum(1).max())
+    kept = torch.argsort((~present).to(torch.uint8), dim=1, stable=True)[:, :most]
+    slot = (present.cumsum(1) - 1).gather(1, read)
+    return kept, slot

@@ -1,0 +1,170 @@
+"""Attention that begins with a probe: every head over the first tokens, representatives from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from chai_eval.attention.cache import RowLayer
+from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
+from chai_eval.attention.inject import ForwardPass, Layer
+from chai_eval.attention.membership import Membership
+from chai_eval.attention.probe import probe_probabilities, repeat_heads
+
+# From queries `[rows, heads, probe, head_dim]` and keys `[rows, kv_heads, probe, head_dim]` of the probe tokens to the
+# membership of every row.
+Choose = Callable[[Tensor, Tensor], Membership]
+
+
+def attend_full(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+    """Attention of a pass with every head on its own, its keys and values stored where there is a cache."""
+    key, value = run.whole(layer.index, key, value)
+    return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+
+
+def attend_after_probe(
+    layer: Layer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    run: ForwardPass,
+    probe_tokens: int,
+    choose: Choose,
+    *,
+    share_value: bool = False,
+) -> Tensor:
+    """Attention of a pass: exact over the probe tokens, clustered by what they showed from then on.
+
+    With a cache, all heads' keys are kept until every row has seen its probe tokens, then those of representatives.
+
+    Parameters
+    ----------
+    query : Tensor [rows, heads, length, head_dim]
+    key, value : Tensor [rows, kv_heads, length, head_dim]
+        Of this pass alone.
+    share_value : bool
+        Members take their representative's values too.
+
+    Returns
+    -------
+    Tensor [rows, heads, length, head_dim]
+    """
+    store = run.store(layer.index)
+    if store is not None and store.membership is not None:
+        return attend_kept(layer, query, key, value, run, store, share_value=share_value)
+    rows = run.rows
+    key, value = run.whole(layer.index, key, value)
+    if rows.past is None:
+        probe_query = query[:, :, :probe_tokens]
+        if rows.length <= probe_tokens:
+            out, membership = full_attention(query, key, value, rows, layer.scaling, layer.window), None
+        else:
+            membership = choose(probe_query, key[:, :, :probe_tokens])
+            early = _exact(probe_query, key[:, :, :probe_tokens], value[:, :, :probe_tokens], layer.scaling)
+            late = clustered_attention(
+                query, key, value, membership, rows, layer.scaling,
+                first=probe_tokens, window=layer.window, share_value=share_value,
+            )  # fmt: skip
+            out = torch.cat((early, late), dim=2)
+        if store is None:
+            return out
+        store.state["probe_query"] = torch.nn.functional.pad(
+            probe_query, (0, 0, 0, probe_tokens - probe_query.shape[2])
+        )
+    else:
+        assert store is not None
+        probe_query = _with_probe(store.state["probe_query"], query, run)
+        store.state["probe_query"] = probe_query
+        membership = choose(probe_query, key[:, :, :probe_tokens]) if key.shape[2] > probe_tokens else None
+        out = full_attention(query, key, value, rows, layer.scaling, layer.window)
+        if membership is not None:  # rows that have not seen their probe yet stay as they are
+            shared = clustered_attention(
+                query, key, value, membership, rows, layer.scaling, window=layer.window, share_value=share_value
+            )
+            column = rows.past[:, None] + torch.arange(rows.length, device=query.device)
+            out = torch.where((column >= probe_tokens)[:, None, :, None], shared, out)
+    if rows.shortest >= probe_tokens:
+        if membership is None:
+            membership = choose(store.state["probe_query"], key[:, :, :probe_tokens])
+        store.keep_only(membership, share_value=share_value)
+        del store.state["probe_query"]
+    return out
+
+
+def attend_static(
+    layer: Layer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    run: ForwardPass,
+    membership: Membership,
+    *,
+    share_value: bool = False,
+) -> Tensor:
+    """Attention of a pass under a membership that was known before the request: clustered from the first token on.
+
+    Parameters
+    ----------
+    query : Tensor [rows, heads, length, head_dim]
+    key, value : Tensor [rows, kv_heads, length, head_dim]
+        Of this pass alone.
+    membership : Membership
+        Of every row.
+    """
+    store = run.store(layer.index)
+    if store is not None and store.membership is not None:
+        return attend_kept(layer, query, key, value, run, store, share_value=share_value)
+    key, value = run.whole(layer.index, key, value)
+    if store is not None:
+        store.keep_only(membership, share_value=share_value)
+    return clustered_attention(
+        query, key, value, membership, run.rows, layer.scaling, window=layer.window, share_value=share_value
+    )
+
+
+def attend_kept(
+    layer: Layer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    run: ForwardPass,
+    store: RowLayer,
+    *,
+    share_value: bool = False,
+) -> Tensor:
+    """Attention of a pass that goes on from a cache which keeps representatives' keys only.
+
+    Parameters
+    ----------
+    query : Tensor [rows, heads, length, head_dim]
+    key, value : Tensor [rows, kv_heads, length, head_dim]
+        Of this pass alone.
+    """
+    assert store.membership is not None
+    row = torch.arange(query.shape[0], device=query.device)[:, None]
+    kept_query = query[row, store.membership.representative]
+    kept_value = store.kept(value) if share_value else value
+    keys, values = store.append(store.kept(key), kept_value, run.rows)
+    return shared_attention(
+        kept_query, keys, values, store.membership, run.rows, layer.scaling,
+        slot=store.slot, window=layer.window, share_value=share_value,
+    )  # fmt: skip
+
+
+def _exact(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    own = probe_probabilities(query, key, scaling)
+    return torch.matmul(own.to(value.dtype), repeat_heads(value, query.shape[1]))
+
+
+def _with_probe(kept: Tensor, query: Tensor, run: ForwardPass) -> Tensor:
+    """Queries of the probe tokens with those among this pass's put in their columns."""
+    rows, probe_tokens = run.rows, kept.shape[2]
+    assert rows.past is not None
+    offset = torch.arange(rows.length, device=query.device)
+    column = rows.past[:, None] + offset  # [rows, length]
+    row, new = torch.nonzero((column < probe_tokens) & (offset < rows.lengths[:, None]), as_tuple=True)
+    filled = kept.clone()
+    filled[row, :, column[row, new]] = query[row, :, new]
+    return filled
