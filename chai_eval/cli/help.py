@@ -6,7 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from chai_eval.cli.overrides import SHORT, choices
+from chai_eval.cli.overrides import SHORT, choices, launchers
 from chai_eval.resources import conf_dir, tasks_dir
 
 USAGE = """\
@@ -44,6 +44,7 @@ def help_text() -> str:
     tasks = ", ".join(sorted(path.stem for path in tasks_dir().glob("*.yaml") if not path.stem.startswith("_")))
     parts.append("\n".join(["task=…  (default paper)", *_entry("paper", tasks), *_entry("<name>", ANY_TASK)]) + "\n")
     settings = [each for setting in _settings(config) for each in _entry(*setting, indent=2)]
+    settings += _entry("launcher=basic", f"what runs the jobs of a sweep: {', '.join(launchers())}")
     short = ", ".join(f"{name}=" for name, whole in SHORT.items() if whole.startswith("model."))
     settings += _entry("model.…", f"any line of the model's file; for short: {short}")
     parts.append("\n".join(["Settings", *settings]) + "\n")

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from chai_eval.cli.console import quiet_libraries
-from chai_eval.cli.overrides import LAUNCHER, Job, configuration
+from chai_eval.cli.overrides import Job, configuration
 from chai_eval.cli.sweep import Outcome, attempt
 from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.run import failure
@@ -57,7 +57,7 @@ def launch(jobs: Sequence[Job]) -> list[Outcome]:
         try:
             returned = launcher.launch(overrides, initial_job_idx=0)
         except Exception as error:
-            raise RunError(f"{LAUNCHER}={name}: {failure_line(error)}") from error
+            raise RunError(f"launcher={name}: {failure_line(error)}") from error
     return [_outcome(job, each) for job, each in zip(jobs, returned, strict=True)]
 
 

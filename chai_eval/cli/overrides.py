@@ -23,6 +23,8 @@ from chai_eval.resources import conf_dir
 from chai_eval.settings import Settings, parse_settings, unknown
 
 LAUNCHER = "hydra/launcher"
+# Our launcher files build on the plugins' own, which have the names that users know.
+OURS = "on_"
 # The model that stands for a path of the user's.
 LOCAL = "local"
 
@@ -62,6 +64,11 @@ def groups() -> list[str]:
 def choices(group: str) -> list[str]:
     """Names that can be chosen in a group."""
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def launchers() -> list[str]:
+    """What can run the jobs of a sweep: this process (`basic`), or one of Hydra's launchers."""
+    return ["basic", *(name.removeprefix(OURS) for name in choices(LAUNCHER))]
 
 
 def jobs_of(arguments: Sequence[str], *, multirun: bool) -> list[Job]:
@@ -131,6 +138,8 @@ def _rewrite(argument: str, multirun: bool) -> str:
     several = "," in value and (multirun or key not in VERBATIM)
     if key in VERBATIM and not several and value != "null" and not value.startswith(("'", '"')):
         value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if key == LAUNCHER and value != "basic":
+        value = OURS + value.removeprefix(OURS)
     if key == "task" and several and not multirun and not value.startswith("["):
         value = f"[{value}]"
     # What a model's own configuration may hold is transformers' business.
@@ -160,10 +169,10 @@ def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:
     varied = [one for one, values in zip(overrides, swept, strict=True) if len(values) > 1]
     settings = settings_of(overrides)
     label = " ".join(varied) or f"{settings.model.name} {settings.method.name}"
-    launchers = [each.partition("=")[2] for each in overrides if each.startswith(f"{LAUNCHER}=")]
-    if launchers and launchers[-1] not in ("basic", *choices(LAUNCHER)):
-        raise unknown("launcher", launchers[-1], ("basic", *choices(LAUNCHER)))
-    return Job(settings, tuple(overrides), label, *launchers[-1:])
+    given = [each.partition("=")[2].removeprefix(OURS) for each in overrides if each.startswith(f"{LAUNCHER}=")]
+    if given and given[-1] not in launchers():
+        raise unknown("launcher", given[-1], launchers())
+    return Job(settings, tuple(overrides), label, *given[-1:])
 
 
 def _compose(overrides: list[str], naming: str) -> DictConfig:
