@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from chai_eval.attention.cache import ClusteredCache, RowLayer
 from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
-from chai_eval.attention.inject import ForwardPass, Layer, UnsupportedModel, attention_layers, take_over
+from chai_eval.attention.inject import ForwardPass, Layer, Takeover, UnsupportedModel, attention_layers, take_over
 from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
+from chai_eval.attention.planned import clustered
 from chai_eval.attention.probe import probe_features, probe_probabilities
-from chai_eval.attention.probed import attend_after_probe, attend_full, attend_kept, attend_static
+from chai_eval.attention.probed import Plan
 from chai_eval.attention.rows import Rows
 
 __all__ = [
@@ -15,14 +16,13 @@ __all__ = [
     "ForwardPass",
     "Layer",
     "Membership",
+    "Plan",
     "RowLayer",
     "Rows",
+    "Takeover",
     "UnsupportedModel",
-    "attend_after_probe",
-    "attend_full",
-    "attend_kept",
-    "attend_static",
     "attention_layers",
+    "clustered",
     "clustered_attention",
     "full_attention",
     "membership_from_labels",

@@ -40,6 +40,8 @@ class RowLayer(CacheLayerMixin):
         Which kept key head each representative reads; None where they correspond one to one.
     state : dict of str to Tensor [rows, ...]
         What a method remembers from pass to pass.
+    narrow : dict
+        Projections of the kept heads, gathered once for these rows.
     """
 
     is_sliding = False
@@ -60,16 +62,21 @@ class RowLayer(CacheLayerMixin):
         self.slot: Tensor | None = None
         self.kept_heads: Tensor | None = None
         self.state: dict[str, Tensor] = {}
+        self.narrow: dict[str, Any] = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.device = key_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Count the tokens of a pass, and hand its keys and values on; they are stored in rows by `append`."""
         self.lazy_initialization(key_states, value_states)
-        self.seen += key_states.shape[-2]
+        self.count(key_states.shape[-2])
         return key_states, value_states
+
+    def count(self, tokens: int) -> None:
+        """Count the tokens of a pass, padding included."""
+        self.is_initialized = True
+        self.seen += tokens
 
     def append(self, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Store the tokens of a pass behind those of earlier ones.
@@ -113,7 +120,7 @@ class RowLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         heads, kv_heads = membership.cluster.shape[1], self.keys.shape[1]
-        kept, slot = _distinct(membership.representative // (heads // kv_heads), kv_heads)
+        kept, slot = distinct(membership.representative // (heads // kv_heads), kv_heads)
         row = torch.arange(kept.shape[0], device=kept.device)[:, None]
         self.keys = self.keys[row, kept, : self.width]
         if share_value:
@@ -176,6 +183,7 @@ class RowLayer(CacheLayerMixin):
         if self.membership is not None:
             self.membership = Membership(change(self.membership.cluster), change(self.membership.representative))
         self.state = {name: change(held) for name, held in self.state.items()}
+        self.narrow = {}
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._for_rows(lambda held: held.index_select(0, beam_idx.to(held.device)))
@@ -249,7 +257,7 @@ class Remembered(MutableMapping[tuple[int, str], Tensor]):
         return sum(len(layer.state) for layer in self._layers)
 
 
-def _distinct(read: Tensor, kv_heads: int) -> tuple[Tensor, Tensor | None]:
+def distinct(read: Tensor, kv_heads: int) -> tuple[Tensor, Tensor | None]:
     """Which key heads are kept, and where each representative finds its own.
 
     Parameters

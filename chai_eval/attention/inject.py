@@ -8,6 +8,7 @@ module that owns the layers works out the rows of the pass, points the config at
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,6 +94,27 @@ class ForwardPass:
         return (key, value) if store is None else store.append(key, value, self.rows)
 
 
+@dataclass
+class Takeover:
+    """A model whose attention is taken over.
+
+    Attributes
+    ----------
+    passes : list of ForwardPass
+        The forward pass that is going on, if any.
+    paths : Counter of str
+        How often clustered layers projected "whole" (all heads), or narrowly: "two_step", "decode".
+    """
+
+    passes: list[ForwardPass] = field(default_factory=list)
+    paths: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def run(self) -> ForwardPass | None:
+        """The forward pass that is going on."""
+        return self.passes[-1] if self.passes else None
+
+
 # (layer, query [rows, heads, length, head_dim], key and value [rows, kv_heads, length, head_dim], pass)
 # to the output [rows, heads, length, head_dim].
 Attend = Callable[[Layer, Tensor, Tensor, Tensor, ForwardPass], Tensor]
@@ -160,7 +182,7 @@ def layer_stack(model: PreTrainedModel) -> nn.Module:
 @contextmanager
 def take_over(
     model: PreTrainedModel, attend: Attend, *, only_rows: bool = False, stores: bool = False
-) -> Iterator[None]:
+) -> Iterator[Takeover]:
     """Let `attend` compute the attention of `model` while the context lasts.
 
     Besides its usual arguments the model takes `rows=` (a `Rows`, with `input_ids` of shape `[1, tokens]`) for
@@ -191,7 +213,8 @@ def take_over(
     name = f"chai_eval_{id(model):x}"
     config = model.config
     original = _implementations(config)
-    current: list[ForwardPass] = []
+    handle = Takeover()
+    current = handle.passes
 
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
         _refuse_extras(config.model_type, kwargs)
@@ -234,16 +257,16 @@ def take_over(
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
-    handles = [
+    hooks = [
         stack.register_forward_pre_hook(before, with_kwargs=True),
         stack.register_forward_hook(after, with_kwargs=True, always_call=True),
     ]
     stack._chai_eval_applied = True  # type: ignore[assignment]
     try:
-        yield
+        yield handle
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
         del stack._chai_eval_applied
         _restore(original)
         AttentionInterface._global_mapping.pop(name, None)

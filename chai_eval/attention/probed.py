@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +16,59 @@ from chai_eval.attention.probe import probe_probabilities, repeat_heads
 
 # From queries `[rows, heads, probe, head_dim]` and keys `[rows, kv_heads, probe, head_dim]` of the probe tokens to the
 # membership of every row.
-Choose = Callable[[Tensor, Tensor], Membership]
+# membership of every row; the last is the scaling of their products.
+Choose = Callable[[Tensor, Tensor, float], Membership]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a method does in a clustered layer: how memberships are found, and what members share.
+
+    Attributes
+    ----------
+    probe_tokens : int
+        Tokens that are attended to by every head before the membership is known; 0 where it is known beforehand.
+    choose : Choose or None
+        Finds the membership from the probe tokens.
+    membership : Membership or None
+        Of one row, known beforehand.
+    share_value : bool
+        Members take their representative's values too.
+    """
+
+    probe_tokens: int = 0
+    choose: Choose | None = None
+    membership: Membership | None = None
+    share_value: bool = False
+
+    def membership_of(self, query: Tensor, key: Tensor, scaling: float) -> Membership:
+        """From queries and keys of the probe tokens."""
+        assert self.choose is not None
+        return self.choose(query, key, scaling)
+
+    def known(self, rows: int, device: torch.device) -> Membership:
+        """The membership that was known beforehand, for every row."""
+        assert self.membership is not None
+        one = self.membership
+        return Membership(one.cluster.to(device), one.representative.to(device)).expand(rows)
+
+
+def attend_planned(
+    plan: Plan | None, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass
+) -> Tensor:
+    """Attention of a pass as a plan says; with every head on its own where there is none.
+
+    Parameters
+    ----------
+    query : Tensor [rows, heads, length, head_dim]
+    key, value : Tensor [rows, kv_heads, length, head_dim]
+        Of this pass alone.
+    """
+    if plan is None:
+        return attend_full(layer, query, key, value, run)
+    if plan.probe_tokens:
+        return attend_after_probe(layer, query, key, value, run, plan)
+    return attend_static(layer, query, key, value, run, plan)
 
 
 def attend_full(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
@@ -30,10 +83,7 @@ def attend_after_probe(
     key: Tensor,
     value: Tensor,
     run: ForwardPass,
-    probe_tokens: int,
-    choose: Choose,
-    *,
-    share_value: bool = False,
+    plan: Plan,
 ) -> Tensor:
     """Attention of a pass: exact over the probe tokens, clustered by what they showed from then on.
 
@@ -44,25 +94,27 @@ def attend_after_probe(
     query : Tensor [rows, heads, length, head_dim]
     key, value : Tensor [rows, kv_heads, length, head_dim]
         Of this pass alone.
-    share_value : bool
-        Members take their representative's values too.
 
     Returns
     -------
     Tensor [rows, heads, length, head_dim]
     """
-    store = run.store(layer.index)
+    store, rows = run.store(layer.index), run.rows
+    probe_tokens, share_value = plan.probe_tokens, plan.share_value
+
+    def choose(probe_query: Tensor) -> Membership:
+        return plan.membership_of(probe_query, key[:, :, :probe_tokens], layer.scaling)
+
     if store is not None and store.membership is not None:
         return attend_kept(layer, query, key, value, run, store, share_value=share_value)
-    rows = run.rows
     key, value = run.whole(layer.index, key, value)
     if rows.past is None:
         probe_query = query[:, :, :probe_tokens]
         if rows.length <= probe_tokens:
             out, membership = full_attention(query, key, value, rows, layer.scaling, layer.window), None
         else:
-            membership = choose(probe_query, key[:, :, :probe_tokens])
-            early = _exact(probe_query, key[:, :, :probe_tokens], value[:, :, :probe_tokens], layer.scaling)
+            membership = choose(probe_query)
+            early = exact_attention(probe_query, key[:, :, :probe_tokens], value[:, :, :probe_tokens], layer.scaling)
             late = clustered_attention(
                 query, key, value, membership, rows, layer.scaling,
                 first=probe_tokens, window=layer.window, share_value=share_value,
@@ -77,7 +129,7 @@ def attend_after_probe(
         assert store is not None
         probe_query = _with_probe(store.state["probe_query"], query, run)
         store.state["probe_query"] = probe_query
-        membership = choose(probe_query, key[:, :, :probe_tokens]) if key.shape[2] > probe_tokens else None
+        membership = choose(probe_query) if key.shape[2] > probe_tokens else None
         out = full_attention(query, key, value, rows, layer.scaling, layer.window)
         if membership is not None:  # rows that have not seen their probe yet stay as they are
             shared = clustered_attention(
@@ -87,7 +139,7 @@ def attend_after_probe(
             out = torch.where((column >= probe_tokens)[:, None, :, None], shared, out)
     if rows.shortest >= probe_tokens:
         if membership is None:
-            membership = choose(store.state["probe_query"], key[:, :, :probe_tokens])
+            membership = choose(store.state["probe_query"])
         store.keep_only(membership, share_value=share_value)
         del store.state["probe_query"]
     return out
@@ -99,9 +151,7 @@ def attend_static(
     key: Tensor,
     value: Tensor,
     run: ForwardPass,
-    membership: Membership,
-    *,
-    share_value: bool = False,
+    plan: Plan,
 ) -> Tensor:
     """Attention of a pass under a membership that was known before the request: clustered from the first token on.
 
@@ -110,12 +160,11 @@ def attend_static(
     query : Tensor [rows, heads, length, head_dim]
     key, value : Tensor [rows, kv_heads, length, head_dim]
         Of this pass alone.
-    membership : Membership
-        Of every row.
     """
-    store = run.store(layer.index)
+    store, share_value = run.store(layer.index), plan.share_value
     if store is not None and store.membership is not None:
         return attend_kept(layer, query, key, value, run, store, share_value=share_value)
+    membership = plan.known(query.shape[0], query.device)
     key, value = run.whole(layer.index, key, value)
     if store is not None:
         store.keep_only(membership, share_value=share_value)
@@ -153,7 +202,8 @@ def attend_kept(
     )  # fmt: skip
 
 
-def _exact(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def exact_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal attention of the probe tokens, every head by its own scores in float32."""
     own = probe_probabilities(query, key, scaling)
     return torch.matmul(own.to(value.dtype), repeat_heads(value, query.shape[1]))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, UnsupportedModel, full_attention, take_over
+from chai_eval.attention import ForwardPass, Layer, Takeover, UnsupportedModel, full_attention, take_over
 from chai_eval.errors import SettingError
 
 # How far logits of our own multi-head attention may lie from the model's, relative to the largest, before we say that
@@ -48,7 +48,7 @@ class Method(ABC):
 
     @contextmanager
     @abstractmethod
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
+    def applied(self, model: PreTrainedModel) -> Iterator[Takeover | None]:
         """Run the model under this method while the context lasts.
 
         Raises
@@ -56,7 +56,7 @@ class Method(ABC):
         SettingError
             Where the settings do not fit the model.
         """
-        yield
+        yield None
 
 
 def own_scores(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import (
-    ForwardPass,
-    Layer,
-    Membership,
-    attend_after_probe,
-    attend_full,
-    membership_of,
-    probe_features,
-    probe_probabilities,
-    take_over,
-)
+from chai_eval.attention import Membership, Plan, membership_of, probe_features, probe_probabilities
+from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features
-from chai_eval.methods.base import Method
 from chai_eval.methods.checks import one_of, positive
+from chai_eval.methods.clustering import Clustering
 from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, resolved
 
 
 @dataclass(frozen=True)
-class CHAI(Method):
+class CHAI(Clustering):
     """Heads that attend alike over a request's first tokens share one representative's attention probabilities.
 
     Approximates: from token `probe_tokens` on, a head's probabilities are those of its cluster's representative; its
@@ -47,6 +35,8 @@ class CHAI(Method):
     linkage : "average"
     representative : "first" or "medoid"
         Lowest head of the cluster (the published code), or the member closest to all others.
+    prefill : "auto", "two_step" or "one_pass"
+        Whether the tokens after the probe are projected for representatives only. Scores are the same up to rounding.
     """
 
     clusters: ClusterSpec | None = None
@@ -56,9 +46,9 @@ class CHAI(Method):
     representative: Representative = "first"
 
     name: ClassVar[str] = "chai"
-    share_value: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_clusters(self.clusters)
         positive("method.probe_tokens", self.probe_tokens)
         one_of("method.features", self.features, ("triangle", "full"))
@@ -71,6 +61,7 @@ class CHAI(Method):
 
     def settings(self) -> dict[str, Any]:
         return {
+            **super().settings(),
             "clusters": resolved(self.clusters),
             "probe_tokens": self.probe_tokens,
             "features": self.features,
@@ -78,32 +69,14 @@ class CHAI(Method):
             "representative": self.representative,
         }
 
-    def check(self, model: PreTrainedModel) -> None:
-        cluster_counts(self.clusters, model)
-        super().check(model)
+    def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
+        heads = attention_shape(model).heads
+        counts = cluster_counts(self.clusters, model)
+        return {layer: self._plan(clusters) for layer, clusters in enumerate(counts) if clusters < heads}
 
-    @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, partial(self._attend, cluster_counts(self.clusters, model)), stores=True):
-            yield
-
-    def _attend(
-        self,
-        counts: tuple[int, ...],
-        layer: Layer,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        run: ForwardPass,
-    ) -> Tensor:
-        clusters = counts[layer.index]
-        if clusters == query.shape[1]:
-            return attend_full(layer, query, key, value, run)
-
-        def choose(probe_query: Tensor, probe_key: Tensor) -> Membership:
-            seen = probe_probabilities(probe_query, probe_key, layer.scaling, self.features)
+    def _plan(self, clusters: int) -> Plan:
+        def choose(query: Tensor, key: Tensor, scaling: float) -> Membership:
+            seen = probe_probabilities(query, key, scaling, self.features)
             return membership_of(probe_features(seen, self.features), clusters, self.representative)
 
-        return attend_after_probe(
-            layer, query, key, value, run, self.probe_tokens, choose, share_value=self.share_value
-        )
+        return Plan(self.probe_tokens, choose, share_value=self.share_value)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
-from transformers import PreTrainedModel
-
-from chai_eval.attention import take_over
 from chai_eval.methods.checks import one_of
-from chai_eval.methods.fixed import FixedMembership, attend_by
+from chai_eval.methods.fixed import FixedMembership
 
 
 @dataclass(frozen=True)
@@ -44,11 +38,6 @@ class CHAIStatic(FixedMembership):
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "representative": self.representative}
-
-    @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, partial(attend_by, self.memberships(model)), stores=True):
-            yield
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         return [entries.index(label) for label in entries]

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, Membership, attend_full, attend_static
+from chai_eval.attention import Membership, Plan
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import membership_from_labels
 from chai_eval.errors import SettingError
-from chai_eval.methods.base import Method
 from chai_eval.methods.calibrated import PRESETS, Calibration, calibration
 from chai_eval.methods.checks import one_of
+from chai_eval.methods.clustering import Clustering
 
 SETTING = "method.membership"
 
@@ -42,7 +42,7 @@ def membership_by_representative(representative: Tensor) -> Membership:
 
 
 @dataclass(frozen=True)
-class FixedMembership(Method):
+class FixedMembership(Clustering):
     """A method whose memberships come from calibration or from the user.
 
     Parameters
@@ -60,6 +60,7 @@ class FixedMembership(Method):
     entries: ClassVar[str]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("method.preset", self.preset, PRESETS)
         if self._calibration is None:
             check_per_head(SETTING, self.membership, self.entries)
@@ -71,12 +72,19 @@ class FixedMembership(Method):
 
     def settings(self) -> dict[str, Any]:
         if self._calibration is not None:
-            return {"membership": {"sha256": self._calibration.sha256, "preset": self.preset}}
-        return {"membership": self._representatives()}
+            return {**super().settings(), "membership": {"sha256": self._calibration.sha256, "preset": self.preset}}
+        return {**super().settings(), "membership": self._representatives()}
 
-    def check(self, model: PreTrainedModel) -> None:
-        self.memberships(model)
-        super().check(model)
+    def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
+        heads = attention_shape(model).heads
+        return {
+            layer: self._plan(membership)
+            for layer, membership in enumerate(self.memberships(model))
+            if membership.clusters < heads
+        }
+
+    def _plan(self, membership: Membership) -> Plan:
+        return Plan(membership=membership)
 
     def memberships(self, model: PreTrainedModel) -> list[Membership]:
         """The membership of each layer, of one row.
@@ -101,17 +109,6 @@ class FixedMembership(Method):
         if self._calibration is not None:
             given = self._calibration.tensor(f"{self.tensor}.{self.preset}").tolist()
         return [self._serving(layer, list(entries)) for layer, entries in enumerate(given)]
-
-
-def attend_by(
-    memberships: Sequence[Membership], layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass
-) -> Tensor:
-    """Clustered attention of all tokens by one membership for all rows, as an `Attend` once memberships are bound."""
-    membership = memberships[layer.index]
-    if membership.clusters == query.shape[1]:
-        return attend_full(layer, query, key, value, run)
-    every = Membership(membership.cluster.to(query.device), membership.representative.to(query.device))
-    return attend_static(layer, query, key, value, run, every.expand(run.rows.count))
 
 
 def check_per_head(setting: str, spec: object, what: str) -> None:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from chai_eval.attention import (
-    ForwardPass,
-    Layer,
-    Membership,
-    attend_after_probe,
-    attend_full,
-    probe_features,
-    probe_probabilities,
-    take_over,
-)
+from chai_eval.attention import Membership, Plan, probe_features, probe_probabilities
 from chai_eval.attention.membership import TIE, cosine_distance
 from chai_eval.errors import SettingError
 from chai_eval.methods.checks import flag, positive
-from chai_eval.methods.fixed import SETTING, FixedMembership, attend_by, membership_by_representative
+from chai_eval.methods.fixed import SETTING, FixedMembership, membership_by_representative
 
 
 @dataclass(frozen=True)
@@ -71,31 +58,16 @@ class OutputAware(FixedMembership):
         probe = {"probe_tokens": self.probe_tokens} if self.adaptive else {}
         return {**super().settings(), "adaptive": self.adaptive, **probe}
 
-    @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        attend = self._attend_adaptively if self.adaptive else attend_by
-        with take_over(model, partial(attend, self.memberships(model)), stores=True):
-            yield
+    def _plan(self, membership: Membership) -> Plan:
+        if not self.adaptive:
+            return super()._plan(membership)
+        representatives = membership.representative[0]
 
-    def _attend_adaptively(
-        self,
-        memberships: list[Membership],
-        layer: Layer,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        run: ForwardPass,
-    ) -> Tensor:
-        fixed = memberships[layer.index]
-        if fixed.clusters == query.shape[1]:
-            return attend_full(layer, query, key, value, run)
-        representatives = fixed.representative[0].to(query.device)
+        def choose(query: Tensor, key: Tensor, scaling: float) -> Membership:
+            features = probe_features(probe_probabilities(query, key, scaling))
+            return nearest_representative(features, representatives.to(features.device))
 
-        def choose(probe_query: Tensor, probe_key: Tensor) -> Membership:
-            seen = probe_probabilities(probe_query, probe_key, layer.scaling)
-            return nearest_representative(probe_features(seen), representatives)
-
-        return attend_after_probe(layer, query, key, value, run, self.probe_tokens, choose)
+        return Plan(self.probe_tokens, choose)
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         for head, by in enumerate(entries):
