@@ -66,7 +66,7 @@ class HeadPrune(Method):
 
     def settings(self) -> dict[str, Any]:
         if self._calibration is not None:
-            return {"sparsity": self.sparsity, "importance": {"sha256": self._calibration.sha256}}
+            return {"sparsity": float(self.sparsity), "importance": {"sha256": self._calibration.sha256}}
         return {"pruned": [sorted({*heads}) for heads in self.pruned or ()]}
 
     def check(self, model: PreTrainedModel) -> None:

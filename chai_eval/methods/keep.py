@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 # (1 - s) n is an integer or far from one: s has a few digits. What lies this close above one is rounding.
@@ -39,7 +40,7 @@ def highest(importance: Tensor, count: int | Tensor) -> Tensor:
     Tensor [..., n], bool
     """
     if isinstance(count, int):
-        lowest = importance.topk(count, dim=-1).values[..., -1:]
+        lowest = importance.kthvalue(importance.shape[-1] - count + 1, dim=-1, keepdim=True).values
         wanted: int | Tensor = count
     else:
         wanted = count[..., None]
@@ -48,4 +49,4 @@ def highest(importance: Tensor, count: int | Tensor) -> Tensor:
     above = importance > lowest + near
     tied = (importance >= lowest - near) & ~above
     room = wanted - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1) <= room))
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= room))

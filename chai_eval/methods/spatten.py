@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from chai_eval.attention import ForwardPass, Layer, Rows, full_attention, take_over
-from chai_eval.attention.kernels.prefill import block_probabilities, query_blocks
+from chai_eval.attention.kernels.prefill import query_blocks
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.methods.base import Method
 from chai_eval.methods.checks import fraction, from_zero
@@ -64,8 +64,8 @@ class SpAtten(Method):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "token_sparsity": self.token_sparsity,
-            "head_sparsity": self.head_sparsity,
+            "token_sparsity": float(self.token_sparsity),
+            "head_sparsity": float(self.head_sparsity),
             "spare_layers": self.spare_layers,
         }
 
@@ -144,15 +144,15 @@ def _attention_received(layer: Layer, query: Tensor, key: Tensor, value: Tensor,
     """Attention, and what each query gave to each key over all heads: `[rows, length, keys]`, float32."""
     count, heads, length, _ = query.shape
     own_key, own_value = repeat_heads(key, heads), repeat_heads(value, heads)
+    seen = seen_by(rows, key.shape[2], layer.window)[:, None]
     out = value.new_empty(count, heads, length, value.shape[-1])
     received = torch.zeros(count, length, key.shape[2], device=query.device)
     for start, stop in query_blocks(length, count * heads * key.shape[2]):
-        keys = rows.key_columns(stop)
-        probabilities = block_probabilities(
-            query[:, :, start:stop], own_key[:, :, :keys], rows, layer.scaling, start, layer.window
-        )
-        received[:, start:stop, :keys] = probabilities.sum(1)
-        out[:, :, start:stop] = torch.matmul(probabilities.to(value.dtype), own_value[:, :, :keys])
+        scores = torch.matmul(query[:, :, start:stop], own_key.transpose(-1, -2)) * layer.scaling
+        scores = scores.masked_fill(~seen[:, :, start:stop], float("-inf"))
+        probabilities = scores.softmax(-1, dtype=torch.float32)
+        received[:, start:stop] = probabilities.sum(1)
+        out[:, :, start:stop] = torch.matmul(probabilities.to(value.dtype), own_value)
     return out, received
 
 
