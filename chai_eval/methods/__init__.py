@@ -10,6 +10,7 @@ from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.methods.chai import CHAI
 from chai_eval.methods.chai_static import CHAIStatic
+from chai_eval.methods.dejavu import DejaVu
 from chai_eval.methods.head_prune import HeadPrune
 from chai_eval.methods.mha import MHA
 from chai_eval.methods.output_aware import OutputAware
@@ -17,7 +18,7 @@ from chai_eval.methods.spatten import SpAtten
 from chai_eval.methods.v_reuse import VReuse
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (MHA, CHAI, CHAIStatic, VReuse, OutputAware, SpAtten, HeadPrune)
+    method.name: method for method in (MHA, CHAI, CHAIStatic, VReuse, OutputAware, DejaVu, SpAtten, HeadPrune)
 }
 
 __all__ = ["METHODS", "Method", "build_method"]

@@ -1,0 +1,161 @@
+"""DejaVu's contextual sparsity (Liu et al., ICML 2023, arXiv 2310.17157): the heads and neurons a token needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from chai_eval.attention import ForwardPass, Layer, attention_layers, full_attention, take_over
+from chai_eval.attention.inject import attention_shape
+from chai_eval.errors import SettingError
+from chai_eval.methods.base import Method
+from chai_eval.methods.calibrated import COMMAND, Calibration, calibration
+from chai_eval.methods.checks import fraction, one_of
+from chai_eval.methods.keep import highest, kept_count
+from chai_eval.methods.neurons import top_neurons
+
+# The two matrices of a layer's predictor: [hidden, d] and [heads, hidden].
+Predictor = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class DejaVu(Method):
+    """Every token keeps the heads, and if asked for the MLP's neurons, that put out most; the others are zero.
+
+    A head puts out the L2 norm of its output before the output projection: the top ⌈(1 − s) H⌉ stay, the lowest head
+    among ties. A neuron puts out the absolute value that enters the down projection (a ReLU activation in OPT,
+    act(gate) · up in gated MLPs): the top ⌈(1 − s_mlp) N⌉ stay.
+
+    Approximates: the output of the other heads and neurons. Saves what they compute for this token, if a predictor
+    chooses them; keys and values are needed by later tokens and stay. `oracle` chooses by what they do put out, so it
+    saves nothing: it is the best that any predictor could do.
+
+    Parameters
+    ----------
+    sparsity : float
+        Fraction of the heads that a token drops.
+    selector : "oracle" or "predictor"
+        Choose heads by their true norms, or by what two bias-free linear layers (d → 1000 → H, trained in
+        calibration) make of the previous layer's attention input; in layer 0, of its own.
+    predictor : str or None
+        The calibration that has the predictors: a model's name, or a folder; with `selector` "predictor".
+    mlp_sparsity : float
+        Fraction of the MLP's neurons that a token drops, by the true values.
+    """
+
+    sparsity: float = 0.5
+    selector: Literal["oracle", "predictor"] = "oracle"
+    predictor: str | None = None
+    mlp_sparsity: float = 0.0
+
+    name: ClassVar[str] = "dejavu"
+
+    def __post_init__(self) -> None:
+        fraction("method.sparsity", self.sparsity)
+        one_of("method.selector", self.selector, ("oracle", "predictor"))
+        fraction("method.mlp_sparsity", self.mlp_sparsity)
+        if self.selector == "predictor":
+            assert self._calibration is not None
+
+    @cached_property
+    def _calibration(self) -> Calibration | None:
+        if self.selector == "oracle":
+            return None
+        if not isinstance(self.predictor, str):
+            raise SettingError(
+                f"method.predictor: {self.predictor!r} given; allowed: a calibration with trained predictors, made by "
+                f"`{COMMAND}…`, or method.selector=oracle"
+            )
+        return calibration(self.predictor, "method.predictor")
+
+    def settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "sparsity": float(self.sparsity),
+            "selector": self.selector,
+            "mlp_sparsity": float(self.mlp_sparsity),
+        }
+        if self._calibration is not None:
+            found["predictor"] = {"sha256": self._calibration.sha256}
+        return found
+
+    def check(self, model: PreTrainedModel) -> None:
+        if self.selector == "predictor":
+            self._predictors(model)
+        with top_neurons(model, self.mlp_sparsity):
+            pass
+        super().check(model)
+
+    @contextmanager
+    def applied(self, model: PreTrainedModel) -> Iterator[None]:
+        scores: dict[int, Tensor] = {}
+        with ExitStack() as stack:
+            stack.enter_context(take_over(model, partial(self._attend, scores)))
+            if self.selector == "predictor":
+                stack.enter_context(predicted_scores(model, self._predictors(model), scores))
+            stack.enter_context(top_neurons(model, self.mlp_sparsity))
+            yield
+
+    def _attend(
+        self,
+        predicted: dict[int, Tensor],
+        layer: Layer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        run: ForwardPass,
+    ) -> Tensor:
+        out = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        count = kept_count(query.shape[1], self.sparsity)
+        if self.selector == "predictor":
+            by_head = predicted.pop(layer.index).transpose(1, 2)[..., None]  # [batch, heads, tokens, 1]
+            importance = run.rows.gather(by_head)[..., 0]
+        else:
+            importance = out.float().norm(dim=-1)  # [rows, heads, length]
+        kept = highest(importance.transpose(1, 2), count).transpose(1, 2)
+        return out.masked_fill(~kept[..., None], 0)
+
+    def _predictors(self, model: PreTrainedModel) -> list[Predictor]:
+        assert self._calibration is not None
+        self._calibration.check(model)
+        shape = attention_shape(model)
+        return [
+            (self._calibration.tensor(f"predictor.{layer}.down"), self._calibration.tensor(f"predictor.{layer}.up"))
+            for layer in range(shape.layers)
+        ]
+
+
+def head_scores(hidden: Tensor, predictor: Predictor) -> Tensor:
+    """What a predictor says of each head: `[..., d]` to `[..., heads]`, in float32."""
+    down, up = (matrix.to(hidden.device, torch.float32) for matrix in predictor)
+    return hidden.float() @ down.T @ up.T
+
+
+@contextmanager
+def predicted_scores(model: PreTrainedModel, predictors: list[Predictor], scores: dict[int, Tensor]) -> Iterator[None]:
+    """Put each layer's head scores into `scores`, `[batch, tokens, heads]`, before the layer attends."""
+    on_device = [(down.to(model.device), up.to(model.device)) for down, up in predictors]
+
+    def before(index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if index == 0:
+            scores.clear()  # a pass that failed may have left some
+            scores[0] = head_scores(hidden, on_device[0])
+        if index + 1 < len(on_device):
+            scores[index + 1] = head_scores(hidden, on_device[index + 1])
+
+    handles = [
+        module.register_forward_pre_hook(partial(before, index), with_kwargs=True)
+        for index, module in attention_layers(model).items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
