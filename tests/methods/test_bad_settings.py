@@ -1,0 +1,80 @@
+"""Wrong settings of the methods that CHAI is compared with: one line each, naming the setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chai_eval.errors import SettingError
+from chai_eval.methods import build_method
+from tests.attention.tiny import HEADS, LAYERS, MODELS
+
+OWN = list(range(HEADS))
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "chai_static",
+        {},
+        r"method.membership: None given; allowed: .* per layer a list of cluster labels",
+    ),
+    ("chai_static", {"membership": [OWN] * 2}, r"method.membership: 2 layers given for a model of 3 layers"),
+    ("chai_static", {"membership": [OWN, OWN, OWN[:7]]}, r"method.membership: 7 entries given for layer 2; allowed: 8"),
+    ("chai_static", {"membership": [OWN, OWN, [-1] * 8]}, r"method.membership: \[\[0.* given; allowed"),
+    ("chai_static", {"membership": [OWN, OWN, ["a"] * 8]}, r"method.membership: \[\[0.* given; allowed"),
+    ("chai_static", {"membership": [OWN, OWN, 3]}, r"method.membership: \[\[0.* given; allowed"),
+    (
+        "chai_static",
+        {"membership": "nowhere"},
+        r"method.membership: no calibration 'nowhere'; .*model=nowhere",
+    ),
+    ("chai_static", {"membership": [OWN] * 3, "preset": "bold"}, r"method.preset: 'bold' given; allowed: conservative"),
+    (
+        "chai_static",
+        {"membership": [OWN] * 3, "representative": "last"},
+        r"method.representative: 'last' given; allowed: first",
+    ),
+    ("v_reuse", {"clusters": [8, 8, 9]}, r"method.clusters: 9 given for layer 2; allowed: 1 to 8"),
+    (
+        "output_aware",
+        {"membership": [OWN, OWN, [8] * 8]},
+        r"method.membership: head 8 given for head 0 of layer 2; allowed: 0 to 7",
+    ),
+    (
+        "output_aware",
+        {"membership": [[1, 2, 2, 3, 4, 5, 6, 7], OWN, OWN]},
+        r"method.membership: head 1 given for head 0 of layer 0, and for head 1 head 2; allowed",
+    ),
+    ("output_aware", {"membership": [OWN] * 3, "adaptive": 1}, r"method.adaptive: 1 given; allowed: true, false"),
+    ("output_aware", {"membership": [OWN] * 3, "probe_tokens": 0}, r"method.probe_tokens: 0 given; allowed"),
+    ("dejavu", {"sparsity": 1}, r"method.sparsity: 1 given; allowed: numbers from 0 to below 1"),
+    ("dejavu", {"sparsity": -0.1}, r"method.sparsity: -0.1 given"),
+    ("dejavu", {"sparsity": "half"}, r"method.sparsity: 'half' given"),
+    ("dejavu", {"sparsity": float("nan")}, r"method.sparsity: nan given"),
+    ("dejavu", {"mlp_sparsity": 1.0}, r"method.mlp_sparsity: 1.0 given"),
+    ("dejavu", {"selector": "random"}, r"method.selector: 'random' given; allowed: oracle, predictor"),
+    ("dejavu", {"selector": "predictor"}, r"method.predictor: None given; .*python -m chai_eval.calibrate model="),
+    (
+        "dejavu",
+        {"selector": "predictor", "predictor": "llama7b"},
+        r"method.predictor: no calibration 'llama7b'; .*`python -m chai_eval.calibrate model=llama7b`",
+    ),
+    ("spatten", {"token_sparsity": 1.5}, r"method.token_sparsity: 1.5 given"),
+    ("spatten", {"head_sparsity": True}, r"method.head_sparsity: True given"),
+    ("spatten", {"spare_layers": -1}, r"method.spare_layers: -1 given; allowed: whole numbers from 0"),
+    ("head_prune", {}, r"method.importance: None given; allowed: a calibration"),
+    ("head_prune", {"pruned": [[0]] * LAYERS, "sparsity": 1}, r"method.sparsity: 1 given"),
+    ("head_prune", {"pruned": [[0]]}, r"method.pruned: 1 layers given for a model of 3 layers"),
+    ("head_prune", {"pruned": [[], [8], []]}, r"method.pruned: head 8 given for layer 1; allowed: 0 to 7"),
+    ("head_prune", {"pruned": [[], [-1], []]}, r"method.pruned: .* given; allowed"),
+]
+
+
+@pytest.mark.parametrize(("method", "settings", "line"), MISTAKES)
+def test_a_wrong_setting_is_one_line_that_names_it(
+    method: str, settings: dict[str, Any], line: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHAI_EVAL_CACHE", str(tmp_path))
+    with pytest.raises(SettingError, match=line) as error:
+        build_method(method, **settings).check(MODELS["llama"]())
+    assert "\n" not in str(error.value)
