@@ -23,12 +23,13 @@ from chai_eval.calibration.observe import Observer
 from chai_eval.calibration.predictor import Predictors, fed
 from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.calibration.sums import Sums
-from chai_eval.calibration.text import batches
+from chai_eval.data.text import batches
 
 # Tokens of each sample that predictors learn from.
 PREDICTOR_TOKENS = 64
-# Progress is kept as often as this, or more rarely where keeping it takes long.
+# Progress is kept as often as this, or more rarely where keeping it would take more than a twentieth of the time.
 SECONDS_BETWEEN_SAVES = 60.0
+SAVES_PER_COST = 20.0
 
 
 @dataclass
@@ -125,7 +126,7 @@ class _Saves:
         self.path, self.last, self.cost = path, time.monotonic(), 0.0
 
     def offer(self, found: Collected) -> None:
-        if time.monotonic() - self.last > max(SECONDS_BETWEEN_SAVES, 20 * self.cost):
+        if time.monotonic() - self.last > max(SECONDS_BETWEEN_SAVES, SAVES_PER_COST * self.cost):
             self.now(found)
 
     def now(self, found: Collected) -> None:

@@ -1,4 +1,4 @@
-"""Calibration text: from the hub, a file or the assets, cut into samples as it streams by."""
+"""Running text: from the hub, a file or the assets, cut into samples as it streams by."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ALLOWED = "c4, passages, auto, or a UTF-8 file: plain text, or JSON lines with t
 
 @dataclass(frozen=True)
 class Text:
-    """A stream of documents, and what it is called in a calibration's provenance."""
+    """A stream of documents, and what it is called in records."""
 
     name: str
     documents: Iterator[str]
 
 
 def open_text(text: str, seed: int) -> Text:
-    """Open calibration text.
+    """Open running text.
 
     Parameters
     ----------
@@ -94,14 +94,9 @@ def cut(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: in
 
 def batches(samples: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     """Stack every `size` samples: `[batch, tokens]`; the last batch may be smaller."""
-    for together in itertools.batched(samples, size) if hasattr(itertools, "batched") else _batched(samples, size):
-        yield torch.stack(together)
-
-
-def _batched(samples: Iterable[Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
     iterator = iter(samples)
-    while together := tuple(itertools.islice(iterator, size)):
-        yield together
+    while together := list(itertools.islice(iterator, size)):
+        yield torch.stack(together)
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:

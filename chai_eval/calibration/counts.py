@@ -1,0 +1,122 @@
+"""How many clusters each layer keeps: three rules, from curves over the number of clusters.
+
+A curve is a tensor `[layers, heads]` whose column k - 1 belongs to k clusters.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from kneed import KneeLocator
+from torch import Tensor
+
+
+def elbows(error: Tensor) -> list[int]:
+    """The elbow of each layer's error curve by Kneedle (Satopaa et al., 2011), as the paper finds its counts.
+
+    A curve that has none (a straight line: every merge costs the same) keeps all heads.
+
+    Parameters
+    ----------
+    error : Tensor [layers, heads]
+    """
+    heads = error.shape[1]
+    found = []
+    for curve in error.tolist():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # says that there is no elbow; so does the answer
+            elbow = KneeLocator(range(1, heads + 1), curve, curve="convex", direction="decreasing").elbow
+        found.append(heads if elbow is None else int(elbow))
+    return found
+
+
+def towards_elbows(error: Tensor, share: float) -> list[int]:
+    """Counts that share of the way from all heads to each layer's elbow; 1 is the elbow itself."""
+    heads = error.shape[1]
+    return [min(max(round(heads - share * (heads - elbow)), 1), heads) for elbow in elbows(error)]
+
+
+def within_tolerance(error: Tensor, share: float) -> list[int]:
+    """For each layer the smallest count whose error is at most that share of its error with a single cluster."""
+    enough = error <= share * error[:, :1] + 1e-12 * error[:, :1]
+    return [int(each.to(torch.uint8).argmax()) + 1 if bool(each.any()) else error.shape[1] for each in enough]
+
+
+def within_budget(cost: Tensor, kept: Tensor, kv_heads: int, saving: float) -> list[int]:
+    """Counts that save a share of the K,V cache, given out greedily where it costs least.
+
+    Each step takes, of all layers and all smaller counts, the one that adds least cost for what it saves; the last step
+    goes no further than needed.
+
+    Parameters
+    ----------
+    cost : Tensor [layers, heads]
+        What each count costs the model, on one scale for all layers.
+    kept : Tensor [layers, heads]
+        K heads that each count keeps.
+    kv_heads : int
+    saving : float
+        Share of the K,V cache, up to a half less what a single cluster keeps.
+
+    Returns
+    -------
+    list of int
+        Where the saving can't be reached, what comes closest.
+    """
+    layers, heads = cost.shape
+    price, saved = cost.double(), ((kv_heads - kept.double()) / (2 * kv_heads * layers)).clamp(min=0)
+    counts = [heads] * layers
+    while (missing := saving - _total(saved, counts)) > 1e-9:
+        steps = []
+        for layer, count in enumerate(counts):
+            for fewer in range(1, count):
+                gain = float(saved[layer, fewer - 1] - saved[layer, count - 1])
+                if gain > 1e-12:
+                    more = float(price[layer, fewer - 1] - price[layer, count - 1])
+                    steps.append((more / min(gain, missing), gain, layer, fewer))
+        if not steps:
+            break
+        _, _, layer, fewer = min(steps)
+        counts[layer] = fewer
+    return [count if saved[at, count - 1] > 0 else heads for at, count in enumerate(counts)]
+
+
+def kv_saving(counts: Sequence[int], kept: Tensor, kv_heads: int) -> float:
+    """Share of the K,V cache that counts save: only K shrinks, to the heads that are kept."""
+    saved = ((kv_heads - kept.double()) / (2 * kv_heads * len(counts))).clamp(min=0)
+    return _total(saved, counts)
+
+
+def predicted_divergence(output_error: Tensor, measured: Tensor, counts: Sequence[int]) -> Tensor:
+    """KL divergence of every layer and count, from output errors of all counts and measurements at a few.
+
+    Between and beyond the measured counts, divergence per output error is drawn as a line over the count: output errors
+    say how merges within a layer compare, measurements how layers do.
+
+    Parameters
+    ----------
+    output_error : Tensor [layers, heads]
+    measured : Tensor [layers, n]
+        At `counts`, which ascend.
+
+    Returns
+    -------
+    Tensor [layers, heads], float64
+    """
+    heads = output_error.shape[1]
+    at = torch.tensor(counts)
+    per_error = measured.double() / output_error[:, at - 1].double().clamp(min=1e-300)
+    columns = []
+    for count in range(1, heads + 1):
+        right = min(int((at < count).sum()), len(counts) - 1)
+        left = max(right - 1, 0)
+        share = 0.0 if left == right else (count - counts[left]) / (counts[right] - counts[left])
+        share = min(max(share, 0.0), 1.0)
+        columns.append(per_error[:, left] * (1 - share) + per_error[:, right] * share)
+    return (torch.stack(columns, dim=1).clamp(min=0) * output_error.double()).clamp(min=0)
+
+
+def _total(saved: Tensor, counts: Sequence[int]) -> float:
+    return sum(float(saved[layer, count - 1]) for layer, count in enumerate(counts))

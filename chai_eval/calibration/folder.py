@@ -1,0 +1,48 @@
+"""A calibration on the disk: `calibration.json`, `calibration.safetensors`; written beside and renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from chai_eval.errors import RunError
+
+DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
+
+
+def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a calibration in place of an older one.
+
+    The description goes last: a folder without it is no calibration.
+
+    Raises
+    ------
+    RunError
+        A full disk, or a folder that can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = [folder / f".{name}.{os.getpid()}" for name in (TENSORS, DESCRIPTION)]
+        try:
+            save_file({name: each.contiguous() for name, each in tensors.items()}, beside[0])
+            beside[1].write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+            (folder / DESCRIPTION).unlink(missing_ok=True)
+            beside[0].replace(folder / TENSORS)
+            beside[1].replace(folder / DESCRIPTION)
+        finally:
+            for each in beside:
+                each.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
+
+
+def runs(counts: list[int]) -> list[list[int]]:
+    """Counts as a run-length list of [count, layers]."""
+    return [[count, len(list(run))] for count, run in groupby(counts)]

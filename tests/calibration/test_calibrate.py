@@ -1,0 +1,149 @@
+"""The whole offline phase on a tiny random model, and what ends it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from chai_eval.calibrate import calibrate
+from chai_eval.calibration import collect as collect_module
+from chai_eval.calibration.command import composed
+from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
+from chai_eval.errors import SettingError
+from chai_eval.methods import build_method
+from chai_eval.models import load_model
+
+WORDS = "the cat sat on a mat while rain fell over hills and old men told tales of ships"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    drawn = torch.Generator().manual_seed(0)
+    words = WORDS.split()
+    lines = [" ".join(words[at] for at in torch.randint(len(words), (30,), generator=drawn)) for _ in range(30)]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(lines))
+    return str(path)
+
+
+def settings(text: str, out: Path, *changes: str) -> CalibrationSettings:
+    few = ("samples=12", "tokens=32", "batch_tokens=64", "starts=2", "sensitivity_samples=2", "predictor=false")
+    values = composed("calibrate", ["model=tiny_llama_random", f"text={text}", f"out={out}", *few, *changes])
+    return parse_calibration(values)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "calibration.safetensors")
+
+
+def test_methods_read_what_calibration_wrote(text: str, tmp_path: Path) -> None:
+    folder = calibrate(settings(text, tmp_path / "c", "predictor=true"), "command")
+    description = json.loads((folder / "calibration.json").read_text())
+    model, _ = load_model("tiny_llama_random", device="cpu")
+    ids = torch.arange(1, 30)[None]
+    stock = model(ids).logits
+    for preset, described in description["presets"].items():
+        # Each merge saves 1/2HL of the cache: the last one is all that may be too much.
+        wanted = {"conservative": 0.07, "balanced": 0.14, "aggressive": 0.21}[preset]
+        assert 0 <= described["kv_saving"] - wanted <= 1 / (2 * 8 * 4)
+        for method in (
+            build_method("chai", clusters=described["clusters"]),
+            build_method("chai_static", membership=str(folder), preset=preset),
+            build_method("output_aware", membership=str(folder), preset=preset),
+        ):
+            with method.applied(model):
+                assert not torch.equal(model(ids).logits, stock)
+    with build_method("dejavu", selector="predictor", predictor=str(folder)).applied(model):
+        assert not torch.equal(model(ids).logits, stock)
+    assert description["provenance"]["samples"] == 12
+    assert 0.5 <= description["predictor_recall"]["0.5"]["mean"] <= 1
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_interrupted_calibration_ends_as_an_uninterrupted_one(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = calibrate(settings(text, tmp_path / "whole", "predictor=true"), "command")
+    for often in ("SECONDS_BETWEEN_SAVES", "SAVES_PER_COST"):
+        monkeypatch.setattr(collect_module, often, 0.0)
+    read = collect_module._read_batch
+    left = [3]
+
+    def interrupted(*given) -> None:  # type: ignore[no-untyped-def]
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        read(*given)
+
+    monkeypatch.setattr(collect_module, "_read_batch", interrupted)
+    broken = settings(text, tmp_path / "broken", "predictor=true")
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(broken, "command")
+    assert not (tmp_path / "broken" / "calibration.json").exists()
+    left[0] = 3  # of 6: had it started anew, it would be interrupted again
+    resumed = calibrate(broken, "command")
+    first, second = tensors(whole), tensors(resumed)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_samples_are_summed_whatever_their_batch(text: str, tmp_path: Path) -> None:
+    first = tensors(calibrate(settings(text, tmp_path / "a"), "command"))
+    other = tensors(calibrate(settings(text, tmp_path / "b", "batch_tokens=128"), "command"))
+    for name in ("distance.last_row", "distance.probe", "kept_kv_heads"):
+        torch.testing.assert_close(first[name], other[name], atol=1e-5, rtol=1e-4)
+
+
+def test_fewer_samples_than_asked_are_used_and_said(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="chai_eval"):
+        folder = calibrate(settings(text, tmp_path / "c", "samples=100000"), "command")
+    samples = json.loads((folder / "calibration.json").read_text())["provenance"]["samples"]
+    assert any("100000 samples" in each.message and f"{samples} samples" in each.message for each in caplog.records)
+
+
+@pytest.mark.parametrize("rule", ["elbow", "tolerance"])
+@pytest.mark.parametrize("algorithm", ["kmeans", "average"])
+def test_every_rule_gives_counts_in_order(text: str, tmp_path: Path, rule: str, algorithm: str) -> None:
+    chosen = settings(text, tmp_path / "c", f"rule={rule}", f"algorithm={algorithm}", "features=probe")
+    presets = json.loads((calibrate(chosen, "command") / "calibration.json").read_text())["presets"]
+    savings = [presets[name]["kv_saving"] for name in ("conservative", "balanced", "aggressive")]
+    assert savings == sorted(savings)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokens": 4096}, "tokens: 4096 given; allowed: 8 to 2048"),
+        ({"text": "/nowhere/text.txt"}, "text: /nowhere/text.txt is no file"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(text: str, tmp_path: Path, change: dict[str, object], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        calibrate(replace(settings(text, tmp_path / "c"), **change), "command")  # type: ignore[arg-type]
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("samples=0", "samples: 0 given; allowed: a whole number from 1 up"),
+        ("features=middle", "features: 'middle' given; allowed: last_row, probe"),
+        ("saving=[0.1,0.2]", "saving: .* allowed: three numbers"),
+        ("rule=fair", "rule: 'fair' given; allowed: budget, elbow, tolerance"),
+        ("sampels=3", r"did you mean samples\?"),
+        ("model=gpt17", "model: 'gpt17' is unknown"),
+        ("predictor=perhaps", "predictor: 'perhaps' given; allowed: true, false"),
+        ("samples", "samples: not understood"),
+    ],
+)
+def test_a_wrong_setting_is_said_in_one_line(text: str, tmp_path: Path, argument: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said) as caught:
+        settings(text, tmp_path / "c", argument)
+    assert "\n" not in str(caught.value)

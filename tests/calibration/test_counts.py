@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from chai_eval.calibration.counts import (
+    elbows,
+    kv_saving,
+    predicted_divergence,
+    towards_elbows,
+    within_budget,
+    within_tolerance,
+)
+
+LAYERS, HEADS = 4, 6
+OWN = torch.arange(1, HEADS + 1).expand(LAYERS, -1)
+
+
+def convex(seed: int = 0) -> torch.Tensor:
+    """Curves in which each further merge costs more, zero with all heads."""
+    steps = torch.rand(LAYERS, HEADS - 1, generator=torch.Generator().manual_seed(seed)).cumsum(1).flip(1)
+    return torch.cat((steps.flip(1).cumsum(1).flip(1), torch.zeros(LAYERS, 1)), dim=1).double()
+
+
+def test_elbow_is_where_the_curve_bends() -> None:
+    bent = torch.tensor([[10, 6, 2, 1.8, 1.6, 1.4]])
+    assert elbows(bent) == [3]
+    assert towards_elbows(bent, 0.0) == [6]
+    assert towards_elbows(bent, 1.0) == [3]
+
+
+def test_a_straight_curve_has_no_elbow_and_keeps_all_heads() -> None:
+    assert elbows(torch.tensor([[5.0, 4, 3, 2, 1, 0]])) == [6]
+
+
+def test_tolerance_is_the_smallest_count_within_it() -> None:
+    curve = torch.tensor([[10.0, 5, 2, 1, 0.5, 0]])
+    assert [within_tolerance(curve, share) for share in (0, 0.1, 0.15, 0.5, 1)] == [[6], [4], [4], [2], [1]]
+
+
+@pytest.mark.parametrize("saving", [0.05, 0.14, 0.21, 0.4])
+def test_budget_is_met_within_one_head_at_the_least_cost(saving: float) -> None:
+    cost = convex()
+    counts = within_budget(cost, OWN, HEADS, saving)
+    reached = kv_saving(counts, OWN, HEADS)
+    assert saving <= reached + 1e-9 < saving + 1 / (2 * HEADS * LAYERS) + 1e-9
+    best = min(
+        sum(float(cost[layer, count - 1]) for layer, count in enumerate(each))
+        for each in itertools.product(range(1, HEADS + 1), repeat=LAYERS)
+        if kv_saving(each, OWN, HEADS) >= saving - 1e-9
+    )
+    # Merges of convex curves taken in order of cost are the optimum.
+    assert sum(float(cost[layer, count - 1]) for layer, count in enumerate(counts)) == pytest.approx(best)
+
+
+def test_a_budget_out_of_reach_gives_what_comes_closest() -> None:
+    assert within_budget(convex(), OWN, HEADS, 0.49) == [1] * LAYERS
+
+
+def test_a_layer_that_saves_nothing_keeps_all_heads() -> None:
+    kept = torch.tensor([1, 2, 3, 3, 3, 3]).expand(LAYERS, -1)  # six heads share three K/V heads
+    counts = within_budget(convex(), kept, 3, 0.1)
+    assert set(counts) <= {1, 2, HEADS}
+    assert kv_saving(counts, kept, 3) >= 0.1
+
+
+def test_divergence_is_what_was_measured_where_it_was() -> None:
+    error, measured = convex(), torch.rand(LAYERS, 2, generator=torch.Generator().manual_seed(1)).double()
+    found = predicted_divergence(error, measured, [2, 4])
+    torch.testing.assert_close(found[:, [1, 3]], measured)
+    per_error = measured / error[:, [1, 3]]
+    torch.testing.assert_close(found[:, 2], per_error.mean(1) * error[:, 2])
+    torch.testing.assert_close(found[:, 0], per_error[:, 0] * error[:, 0])
+    assert (found[:, HEADS - 1] == 0).all()

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from chai_eval.data.text import batches, cut, open_text
+from chai_eval.errors import RunError, SettingError
+from chai_eval.models.builtin import byte_tokenizer
+
+
+def written(path: Path, content: str | bytes) -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def documents(text: str, seed: int = 0) -> list[str]:
+    return list(open_text(text, seed).documents)
+
+
+def test_json_lines_are_documents(tmp_path: Path) -> None:
+    lines = [{"text": "one\ntwo", "url": "x"}, {"text": " "}, {"text": "three"}]
+    path = written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines)) + "\n\n")
+    assert sorted(documents(path)) == ["one\ntwo", "three"]
+
+
+def test_plain_text_is_read_in_passages(tmp_path: Path) -> None:
+    assert sorted(documents(written(tmp_path / "a.txt", "a\nb\n\n\nc\n"))) == ["a\nb", "c"]
+
+
+def test_the_seed_orders_documents_and_loses_none(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.txt", "\n\n".join(map(str, range(50))))
+    first, again, other = documents(path, 1), documents(path, 1), documents(path, 2)
+    assert first == again != other
+    assert sorted(first) == sorted(other) == sorted(map(str, range(50)))
+
+
+def test_samples_follow_each_other_and_begin_as_requests_do() -> None:
+    tokenizer = byte_tokenizer()
+    samples = list(cut(["abcdefgh", "ij"], tokenizer, 5))
+    assert all(len(each) == 5 for each in samples)
+    begin = tokenizer("a")["input_ids"][:-1]
+    for each in samples:
+        assert each[: len(begin)].tolist() == begin
+    text = "".join(tokenizer.decode(each[len(begin) :]) for each in samples)
+    assert "abcdefgh\nij".startswith(text)
+
+
+def test_text_shorter_than_one_sample_is_one_sample() -> None:
+    (only,) = cut(["ab"], byte_tokenizer(), 50)
+    assert 2 <= len(only) < 50
+
+
+def test_batches_keep_the_order() -> None:
+    stacked = list(batches([torch.tensor([at]) for at in range(5)], 2))
+    assert [each[:, 0].tolist() for each in stacked] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.txt", "", "no text"),
+        ("a.txt", " \n \n", "no text"),
+        ("a.jsonl", '{"text": ""}\n', "no text"),
+        ("a.txt", b"caf\xe9 au lait\n", "not UTF-8"),
+        ("a.jsonl", '{"text": "a"}\nnonsense\n', "line 2"),
+        ("a.jsonl", '{"body": "a"}\n', "line 1"),
+    ],
+)
+def test_text_that_cannot_be_used_is_refused_on_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
+    path = written(tmp_path / name, content)
+    with pytest.raises(SettingError) as caught:
+        documents(path)
+    line = str(caught.value)
+    assert line.startswith("text: ")
+    assert said in line
+    assert "allowed: " in line
+    assert "\n" not in line
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="text: .* is no file; allowed: "):
+        open_text(str(tmp_path / "no.txt"), 0)
+
+
+def test_without_a_hub_c4_says_what_needs_none() -> None:
+    with pytest.raises(RunError, match="text=passages"):
+        next(open_text("c4", 0).documents)
