@@ -185,6 +185,11 @@ class Rows:
         """How many columns of keys the queries in columns up to `last - 1` may look at."""
         return last if self.keys is None else self.keys
 
+    def plain(self, window: int | None = None) -> bool:
+        """Every column sees the columns up to its own, and nothing else is masked."""
+        windowed = window is not None and window < (self.keys or self.length)
+        return self.branch is None and self.past is None and not windowed
+
     def visible(self, first: int, last: int, window: int | None = None) -> Tensor | None:
         """What the queries in columns `first` to `last - 1` see among the first `key_columns(last)` keys.
 
@@ -199,7 +204,7 @@ class Rows:
         """
         if window is not None and window >= (self.keys or self.length):
             window = None
-        if first == 0 and self.branch is None and window is None and self.past is None:
+        if first == 0 and self.plain(window):
             return None
         if self.aligned and self.past is not None and self.length == 1 and window is None:
             return None  # one new token in every row sees all there is

@@ -11,7 +11,10 @@ from torch import Tensor
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.rows import Rows
 
-# Elements of probabilities held at once; queries are taken in blocks so that they fit. In float32 this is 64 MiB.
+# Queries taken at a time: a block looks only at keys up to its last query, so smaller blocks leave more of what is
+# masked uncomputed, and larger ones make wider products.
+BLOCK_QUERIES = 256
+# Elements of probabilities held at once, over all rows and clusters. In float32 this is 64 MiB.
 BLOCK_ELEMENTS = 1 << 24
 
 
@@ -73,41 +76,46 @@ def attend(
     heads = membership.cluster.shape[1]
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
+    kept_query = kept_query * scaling
     for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2]):
         keys = rows.key_columns(first + stop)
         probabilities = block_probabilities(
-            kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, scaling, first + start, window
+            kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, first + start, window
         ).to(value.dtype)
         block = out[:, :, start:stop]
         for group, beside in values:
-            joint = torch.matmul(probabilities[group.row, group.cluster], beside[:, :keys])  # [n, block, m * head_dim]
+            # Where all clusters are of one size they stand in order, and need no copy.
+            shared = probabilities.flatten(0, 1) if len(values) == 1 else probabilities[group.row, group.cluster]
+            joint = torch.matmul(shared, beside[:, :keys])  # [n, block, m * head_dim]
             split = joint.unflatten(-1, (group.heads.shape[1], -1)).transpose(1, 2)  # [n, m, block, head_dim]
             block[group.row[:, None], group.heads] = split
     return out
 
 
-def block_probabilities(
-    query: Tensor, key: Tensor, rows: Rows, scaling: float, first: int, window: int | None
-) -> Tensor:
+def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, window: int | None) -> Tensor:
     """Masked softmax of some queries over the keys that they may look at, in float32.
 
     Parameters
     ----------
     query : Tensor [rows, n, queries, head_dim]
-        Columns `first` and after.
+        Columns `first` and after, scaled.
     key : Tensor [rows, n, keys, head_dim]
     """
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scaling
-    last = first + query.shape[2]
-    seen = rows.visible(first, last, window)
-    if seen is None:
-        seen = torch.ones(last, key.shape[2], dtype=torch.bool, device=key.device).tril()
-    return scores.masked_fill(~seen, float("-inf")).softmax(-1, dtype=torch.float32)
+    scores = torch.matmul(query, key.transpose(-1, -2))
+    queries, last = query.shape[2], first + query.shape[2]
+    if rows.plain(window):  # only the keys that stand among the queries can lie ahead of one
+        ahead = torch.ones(queries, queries, dtype=torch.bool, device=key.device).triu(1)
+        scores[..., first:].masked_fill_(ahead, float("-inf"))
+    else:
+        seen = rows.visible(first, last, window)
+        assert seen is not None
+        scores.masked_fill_(~seen, float("-inf"))
+    return scores.softmax(-1, dtype=torch.float32)
 
 
 def query_blocks(queries: int, per_query: int) -> Iterator[tuple[int, int]]:
-    """Ranges of queries; a range with `per_query` probabilities for each fits `BLOCK_ELEMENTS`."""
-    size = max(BLOCK_ELEMENTS // per_query, 1)
+    """Ranges of queries; one with `per_query` probabilities for each fits both bounds."""
+    size = max(min(BLOCK_ELEMENTS // per_query, BLOCK_QUERIES), 1)
     for start in range(0, queries, size):
         yield start, min(start + size, queries)
 
