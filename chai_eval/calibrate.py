@@ -73,7 +73,7 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     """
     text = open_text(settings.text, settings.seed)
     model, tokenizer = load(settings.model)
-    check_tokens(settings, getattr(model.config.get_text_config(), "max_position_embeddings", None))
+    check_tokens(settings.tokens, model)
     build_method("mha").check(model)
     shape, weights = attention_shape(model), fingerprint(model)
     folder = settings.out or cache_dir() / "calibration" / settings.model.name
@@ -210,7 +210,7 @@ def _provenance(settings: CalibrationSettings, found: Collected, text: str, comm
         "samples": int(found.sums.samples),
         "tokens": found.tokens,
         "seed": settings.seed,
-        "settings": settings.collecting(),
+        "settings": settings.as_config(),
         "versions": versions(),
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,22 +1,25 @@
-"""Typed settings of a calibration; a wrong value is one line in the user's words."""
+"""Typed settings of the offline phase; a wrong value is one line in the user's words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from chai_eval.calibration.sums import Algorithm, FeatureKind
 from chai_eval.errors import SettingError
+from chai_eval.methods.clusters import check_clusters
 from chai_eval.settings import ModelSettings, parse_model, unknown, wrong
 
 RULES = ("budget", "elbow", "tolerance")
 
 
 @dataclass(frozen=True)
-class CalibrationSettings:
-    """Everything that a calibration is told; `conf/calibrate.yaml` says what each setting means."""
+class OfflineSettings:
+    """What calibration and analysis are both told; their files in `conf/` say what each setting means."""
 
     model: ModelSettings
     text: str
@@ -27,6 +30,20 @@ class CalibrationSettings:
     algorithm: Algorithm
     starts: int
     probe_tokens: int
+    batch_tokens: int
+    out: Path | None
+    debug: bool
+
+    def as_config(self) -> dict[str, Any]:
+        """All settings but the model's as plain JSON values."""
+        plain = {key: value for key, value in asdict(self).items() if key not in ("model", "debug", "out")}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+
+
+@dataclass(frozen=True)
+class CalibrationSettings(OfflineSettings):
+    """Everything that a calibration is told."""
+
     query_rows: int
     predictor: bool
     sensitivity_samples: int
@@ -35,14 +52,20 @@ class CalibrationSettings:
     saving: tuple[float, ...]
     elbow: tuple[float, ...]
     tolerance: tuple[float, ...]
-    batch_tokens: int
-    out: Path | None
-    debug: bool
 
     def collecting(self) -> dict[str, Any]:
-        """Settings that have a say in what is collected, as plain JSON values; the rule comes after it."""
-        later = ("rule", "saving", "elbow", "tolerance", "out", "debug", "sensitivity_counts")
-        return {key: value for key, value in asdict(self).items() if key not in (*later, "model")}
+        """Settings that have a say in what is collected; the rule comes after it."""
+        later = ("rule", "saving", "elbow", "tolerance", "sensitivity_counts")
+        return {key: value for key, value in self.as_config().items() if key not in later}
+
+
+@dataclass(frozen=True)
+class AnalysisSettings(OfflineSettings):
+    """Everything that an analysis is told."""
+
+    longest_probe: int
+    counts: Any
+    figures: bool
 
 
 def parse_calibration(config: Mapping[str, Any]) -> CalibrationSettings:
@@ -53,77 +76,107 @@ def parse_calibration(config: Mapping[str, Any]) -> CalibrationSettings:
     SettingError
         For the first setting that is unknown, missing or has a wrong value.
     """
-    values = dict(config)
-    for name in values:
-        if name not in CalibrationSettings.__dataclass_fields__:
-            raise unknown(str(name), str(name), CalibrationSettings.__dataclass_fields__)
-    out = _text(values, "out", optional=True)
-    return CalibrationSettings(
-        model=parse_model(values["model"]),
-        text=_text(values, "text") or "auto",
-        samples=_whole(values, "samples", 1),
-        tokens=_whole(values, "tokens", 8),
-        seed=_whole(values, "seed", 0),
-        features=_one_of(values, "features", ("last_row", "probe")),
-        algorithm=_one_of(values, "algorithm", ("kmeans", "average")),
-        starts=_whole(values, "starts", 1),
-        probe_tokens=_whole(values, "probe_tokens", 1),
-        query_rows=_whole(values, "query_rows", 1),
-        predictor=_flag(values, "predictor"),
-        sensitivity_samples=_whole(values, "sensitivity_samples", 1),
-        sensitivity_counts=_whole(values, "sensitivity_counts", 1),
-        rule=_one_of(values, "rule", RULES),
-        saving=_three(values, "saving", 0, 0.5),
-        elbow=_three(values, "elbow", 0, 2),
-        tolerance=_three(values, "tolerance", 0, 1),
-        batch_tokens=_whole(values, "batch_tokens", 1),
-        out=None if out is None else Path(out).expanduser(),
-        debug=_flag(values, "debug"),
-    )
+    return CalibrationSettings(**_parse(config, CalibrationSettings))
 
 
-def _text(values: Mapping[str, Any], name: str, *, optional: bool = False) -> str | None:
-    value = values[name]
-    if (value is None and not optional) or not isinstance(value, str | None) or value == "":
-        raise wrong(name, value, "a text" + (" or null" if optional else ""))
-    return value
+def parse_analysis(config: Mapping[str, Any]) -> AnalysisSettings:
+    """Make settings from the composed configuration; raises as `parse_calibration` does."""
+    return AnalysisSettings(**_parse(config, AnalysisSettings))
 
 
-def _whole(values: Mapping[str, Any], name: str, minimum: int) -> int:
-    value = values[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise wrong(name, value, f"a whole number from {minimum} up")
-    return value
-
-
-def _flag(values: Mapping[str, Any], name: str) -> bool:
-    if not isinstance(values[name], bool):
-        raise wrong(name, values[name], "true, false")
-    return values[name]
-
-
-def _one_of(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> Any:
-    if values[name] not in allowed:
-        raise wrong(name, values[name], ", ".join(allowed))
-    return values[name]
-
-
-def _three(values: Mapping[str, Any], name: str, low: float, high: float) -> tuple[float, ...]:
-    given = values[name]
-    numbers = given if isinstance(given, list | tuple) else []
-    if len(numbers) != 3 or not all(
-        isinstance(each, int | float) and not isinstance(each, bool) and low <= each <= high for each in numbers
-    ):
-        raise wrong(name, given, f"three numbers from {low} to {high}, for conservative, balanced, aggressive")
-    return tuple(float(each) for each in numbers)
-
-
-def check_tokens(settings: CalibrationSettings, longest: int | None) -> None:
+def check_tokens(tokens: int, model: PreTrainedModel) -> None:
     """Refuse samples that are longer than the model reads.
 
     Raises
     ------
     SettingError
     """
-    if longest is not None and settings.tokens > longest:
-        raise SettingError(f"tokens: {settings.tokens} given; allowed: 8 to {longest}, the longest this model reads")
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and tokens > longest:
+        raise SettingError(f"tokens: {tokens} given; allowed: 8 to {longest}, the longest this model reads")
+
+
+def _parse(config: Mapping[str, Any], kind: type[OfflineSettings]) -> dict[str, Any]:
+    names = [field.name for field in fields(kind)]
+    for name in config:
+        if name not in names:
+            raise unknown(str(name), str(name), names)
+    return {name: _READ[name](name, config[name]) for name in names}
+
+
+def _whole(minimum: int) -> Callable[[str, Any], int]:
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise wrong(name, value, f"a whole number from {minimum} up")
+        return value
+
+    return read
+
+
+def _one_of(*allowed: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        if value not in allowed:
+            raise wrong(name, value, ", ".join(allowed))
+        return str(value)
+
+    return read
+
+
+def _three(low: float, high: float) -> Callable[[str, Any], tuple[float, ...]]:
+    def read(name: str, value: Any) -> tuple[float, ...]:
+        numbers = value if isinstance(value, list | tuple) else []
+        if len(numbers) != 3 or not all(
+            isinstance(each, int | float) and not isinstance(each, bool) and low <= each <= high for each in numbers
+        ):
+            raise wrong(name, value, f"three numbers from {low} to {high}, for conservative, balanced, aggressive")
+        return tuple(float(each) for each in numbers)
+
+    return read
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise wrong(name, value, "a text")
+    return value
+
+
+def _folder(name: str, value: Any) -> Path | None:
+    return None if value is None else Path(_text(name, str(value))).expanduser()
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise wrong(name, value, "true, false")
+    return value
+
+
+def _counts(name: str, value: Any) -> Any:
+    check_clusters(value)
+    return value
+
+
+_READ: Mapping[str, Callable[[str, Any], Any]] = {
+    "model": lambda name, value: parse_model(value),
+    "text": _text,
+    "samples": _whole(1),
+    "tokens": _whole(8),
+    "seed": _whole(0),
+    "features": _one_of("last_row", "probe"),
+    "algorithm": _one_of("kmeans", "average"),
+    "starts": _whole(1),
+    "probe_tokens": _whole(1),
+    "batch_tokens": _whole(1),
+    "out": _folder,
+    "debug": _flag,
+    "query_rows": _whole(1),
+    "predictor": _flag,
+    "sensitivity_samples": _whole(1),
+    "sensitivity_counts": _whole(1),
+    "rule": _one_of(*RULES),
+    "saving": _three(0, 0.5),
+    "elbow": _three(0, 2),
+    "tolerance": _three(0, 1),
+    "longest_probe": _whole(1),
+    "counts": _counts,
+    "figures": _flag,
+}

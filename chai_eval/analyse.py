@@ -1,0 +1,120 @@
+"""`python -m chai_eval.analyse`: four facts about how a model's heads cluster, as data and figures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from chai_eval.attention.inject import attention_shape
+from chai_eval.calibration.command import run_command
+from chai_eval.calibration.counts import elbows
+from chai_eval.calibration.facts import (
+    change_table,
+    correlation_and_error,
+    correlation_table,
+    error_table,
+    follow_membership,
+    size_table,
+)
+from chai_eval.calibration.figures import check_figures, draw_all
+from chai_eval.calibration.settings import AnalysisSettings, check_tokens, parse_analysis
+from chai_eval.data.text import batches, cut, open_text
+from chai_eval.errors import RunError, SettingError
+from chai_eval.methods import build_method
+from chai_eval.methods.clusters import cluster_counts
+from chai_eval.models import fingerprint, load
+from chai_eval.store.provenance import versions
+
+USAGE = """\
+See how a model's heads cluster: how alike they attend in each layer (the paper's Figure 2), what fewer clusters lose,
+with the elbow (Figure 8), how membership moves as more tokens are seen (Figure 9), and how large clusters are.
+
+  python -m chai_eval.analyse [setting=value ...]
+
+Writes parquet files and figures to results/analysis/<model>/.
+"""
+
+
+def analyse(settings: AnalysisSettings, command: str) -> Path:
+    """Analyse a model and return the folder that was written.
+
+    Raises
+    ------
+    SettingError
+        Text that isn't there or is empty, counts that don't fit the model, samples longer than it reads.
+    RunError
+        The model, the hub or the disk fails.
+    """
+    check_figures(settings.figures)
+    text = open_text(settings.text, settings.seed)
+    model, tokenizer = load(settings.model)
+    check_tokens(settings.tokens, model)
+    build_method("mha").check(model)
+    counts = None if settings.counts is None else list(cluster_counts(settings.counts, model))
+    # Few enough to be held: both passes read the same.
+    samples = list(itertools.islice(cut(text.documents, tokenizer, settings.tokens), settings.samples))
+    if not samples:
+        raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
+    size = max(settings.batch_tokens // settings.tokens, 1)
+    correlation, error = correlation_and_error(
+        model,
+        list(batches(samples, size)),
+        features=settings.features,
+        algorithm=settings.algorithm,
+        probe_tokens=settings.probe_tokens,
+        starts=settings.starts,
+        seed=settings.seed,
+    )
+    counts = counts or elbows(error)
+    membership = follow_membership(model, list(batches(samples, size)), counts, settings.longest_probe)
+    tables = {
+        "head_correlation": correlation_table(correlation),
+        "error_curves": error_table(error),
+        "membership_changes": change_table(membership, counts, attention_shape(model)),
+        "cluster_sizes": size_table(membership, settings.probe_tokens),
+    }
+    described = {
+        "model": {"name": settings.model.name, "fingerprint": fingerprint(model)},
+        "clusters": counts,
+        "provenance": {
+            "text": text.name,
+            "samples": len(samples),
+            "settings": settings.as_config(),
+            "versions": versions(),
+            "command": command,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    }
+    folder = settings.out or Path("results") / "analysis" / settings.model.name
+    _write(folder, tables, described, settings.figures)
+    return folder
+
+
+def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, Any], figures: bool) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in tables.items():
+            table.to_parquet(folder / f"{name}.parquet", index=False)
+        if figures:
+            draw_all(tables, folder)
+        (folder / "analysis.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
+
+
+def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    settings = parse_analysis(values)
+    folder = analyse(settings, shlex.join(["python", "-m", "chai_eval.analyse", *arguments]))
+    sys.stdout.write(f"{folder}\n" + "".join(f"  {path.name}\n" for path in sorted(folder.iterdir())))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("analyse", USAGE, _work))

@@ -1,0 +1,169 @@
+"""Four facts about a choice of clusters: who attends alike, what fewer clusters lose, how soon membership settles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
+from chai_eval.attention.inject import AttentionShape, attention_shape
+from chai_eval.attention.membership import average_linkage, cosine_distance
+from chai_eval.calibration.counts import elbows
+from chai_eval.calibration.kmeans import error_curve, gram
+from chai_eval.calibration.observe import probabilities_at
+from chai_eval.calibration.sums import Algorithm, FeatureKind, partition_errors, partitions
+
+
+@torch.no_grad()
+def correlation_and_error(
+    model: PreTrainedModel,
+    batches: Iterable[Tensor],
+    *,
+    features: FeatureKind,
+    algorithm: Algorithm,
+    probe_tokens: int,
+    starts: int,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """Correlation of heads and error curves, means over samples.
+
+    Parameters
+    ----------
+    batches : iterable of Tensor [samples, tokens], int64
+
+    Returns
+    -------
+    Tensor [layers, heads, heads], float64
+        Pearson's, of two heads' attention of the last token over all positions (the paper's Figure 2).
+    Tensor [layers, heads], float64
+        Column k - 1: Σ_h ‖x_h - μ_c(h)‖² with k clusters (the paper's Figure 8).
+    """
+    shape = attention_shape(model)
+    correlation = torch.zeros(shape.layers, shape.heads, shape.heads, dtype=torch.float64)
+    error = torch.zeros(shape.layers, shape.heads, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    samples = 0
+
+    def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+        last = torch.tensor([query.shape[2] - 1], device=query.device)
+        row = probabilities_at(last, query, key, layer.scaling, layer.window)[:, :, 0].double().cpu()
+        correlation[layer.index] += _pearson(row).sum(0)
+        seen = row
+        if features == "probe":
+            block = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], layer.scaling)
+            seen = probe_features(block).double().cpu()
+        products = gram(seen)
+        errors = (
+            error_curve(products, starts, generator)
+            if algorithm == "kmeans"
+            else partition_errors(products, partitions(cosine_distance(seen)))
+        )
+        error[layer.index] += errors.sum(0)
+        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+
+    with take_over(model, attend):
+        for tokens in tqdm(batches, desc="correlation", unit="batch", disable=None):
+            model.base_model(input_ids=tokens.to(model.device))
+            samples += len(tokens)
+    return correlation / max(samples, 1), error / max(samples, 1)
+
+
+@torch.no_grad()
+def follow_membership(
+    model: PreTrainedModel, batches: Iterable[Tensor], counts: Sequence[int], longest: int
+) -> list[Tensor]:
+    """Membership by the first 1, 2, ... tokens.
+
+    Parameters
+    ----------
+    batches : iterable of Tensor [samples, tokens], int64
+    counts : sequence of int
+        Clusters of each layer.
+    longest : int
+        Longest probe, up to the samples' tokens.
+
+    Returns
+    -------
+    list of Tensor [samples, longest, heads], int64, one a layer
+        For each head the lowest head of its cluster.
+    """
+    found: list[list[Tensor]] = [[] for _ in counts]
+
+    def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+        by_length = [
+            average_linkage(
+                cosine_distance(probe_features(probe_probabilities(query[:, :, :n], key[:, :, :n], layer.scaling))),
+                counts[layer.index],
+            ).cpu()
+            for n in range(1, min(longest, query.shape[2]) + 1)
+        ]
+        found[layer.index].append(torch.stack(by_length, dim=1))
+        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+
+    with take_over(model, attend):
+        for tokens in tqdm(batches, desc="membership", unit="batch", disable=None):
+            model.base_model(input_ids=tokens[:, :longest].to(model.device))
+    return [torch.cat(each) for each in found]
+
+
+def correlation_table(correlation: Tensor) -> pd.DataFrame:
+    """One row a pair of heads: `layer`, `head`, `other`, `correlation`."""
+    layers, heads, _ = correlation.shape
+    index = pd.MultiIndex.from_product([range(layers), range(heads), range(heads)], names=["layer", "head", "other"])
+    return pd.DataFrame({"correlation": correlation.flatten().numpy()}, index=index).reset_index()
+
+
+def error_table(error: Tensor) -> pd.DataFrame:
+    """One row a layer and count: `layer`, `clusters`, `error`, `relative` (to a single cluster), `is_elbow`."""
+    layers, heads = error.shape
+    index = pd.MultiIndex.from_product([range(layers), range(1, heads + 1)], names=["layer", "clusters"])
+    table = pd.DataFrame({"error": error.flatten().numpy()}, index=index).reset_index()
+    table["relative"] = (error / error[:, :1].clamp(min=1e-300)).flatten().numpy()
+    table["is_elbow"] = table["clusters"] == table["layer"].map(dict(enumerate(elbows(error))))
+    return table
+
+
+def change_table(membership: Sequence[Tensor], counts: Sequence[int], shape: AttentionShape) -> pd.DataFrame:
+    """How membership moves as more tokens are seen: one row a clustered layer and probe length.
+
+    Returns
+    -------
+    DataFrame
+        `layer`, `clusters`, `probe_tokens`, `changed` (share of heads that are in a cluster with another lowest head
+        than by one token less) and `unlike_longest` (than by the longest probe).
+    """
+    tables = []
+    for layer, (lowest, count) in enumerate(zip(membership, counts, strict=True)):
+        if count in (1, shape.heads):
+            continue  # nothing can move
+        changed = (lowest[:, 1:] != lowest[:, :-1]).double().mean((0, 2))
+        unlike = (lowest != lowest[:, -1:]).double().mean((0, 2))
+        table = pd.DataFrame({"probe_tokens": range(1, lowest.shape[1] + 1), "unlike_longest": unlike.numpy()})
+        table["changed"] = [float("nan"), *changed.tolist()]
+        table.insert(0, "layer", layer)
+        table.insert(1, "clusters", count)
+        tables.append(table)
+    columns = ["layer", "clusters", "probe_tokens", "changed", "unlike_longest"]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
+
+
+def size_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFrame:
+    """Sizes of clusters by a probe: `layer`, `rank` (0 is the largest cluster), `size` (heads, mean over samples)."""
+    rows = []
+    for layer, lowest in enumerate(membership):
+        at = lowest[:, min(probe_tokens, lowest.shape[1]) - 1]
+        sizes, _ = torch.zeros_like(at).scatter_add_(1, at, torch.ones_like(at)).sort(1, descending=True)
+        means = sizes.double().mean(0)
+        rows += [(layer, rank, float(size)) for rank, size in enumerate(means) if size > 0]
+    return pd.DataFrame(rows, columns=["layer", "rank", "size"])
+
+
+def _pearson(rows: Tensor) -> Tensor:
+    centred = rows - rows.mean(-1, keepdim=True)
+    unit = torch.nn.functional.normalize(centred, dim=-1)
+    return unit @ unit.transpose(-1, -2)

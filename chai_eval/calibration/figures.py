@@ -1,0 +1,120 @@
+"""Figures of the four facts about a choice of clusters, from their tables."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from chai_eval.errors import SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS = 6
+
+
+def check_figures(wanted: bool) -> None:
+    """Refuse to draw without matplotlib.
+
+    Raises
+    ------
+    SettingError
+    """
+    if wanted and importlib.util.find_spec("matplotlib") is None:
+        raise SettingError(
+            "figures: true given, and matplotlib isn't installed; allowed: false, or pip install 'chai-eval[figures]'"
+        )
+
+
+def draw_all(tables: dict[str, pd.DataFrame], folder: Path) -> None:
+    """Draw each table's figure as `<folder>/<name>.png`."""
+    drawn: dict[str, Callable[[pd.DataFrame], Figure]] = {
+        "head_correlation": correlation_figure,
+        "error_curves": error_figure,
+        "membership_changes": change_figure,
+        "cluster_sizes": size_figure,
+    }
+    for name, draw in drawn.items():
+        if len(tables[name]):
+            draw(tables[name]).savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
+
+
+def correlation_figure(table: pd.DataFrame) -> Figure:
+    """Correlation of heads, a square a layer."""
+
+    def draw(axes: Axes, layer: pd.DataFrame) -> None:
+        square = layer.pivot_table(index="head", columns="other", values="correlation")
+        image.append(axes.imshow(square.to_numpy(), vmin=-1, vmax=1, cmap="RdBu_r"))
+        axes.set_xticks([])
+        axes.set_yticks([])
+
+    image: list[object] = []
+    figure = _by_layer(table, draw)
+    figure.colorbar(image[0], ax=figure.axes, shrink=0.6, label="correlation of two heads' attention")  # type: ignore[arg-type]
+    return figure
+
+
+def error_figure(table: pd.DataFrame) -> Figure:
+    """Error over the number of clusters, with the elbow."""
+
+    def draw(axes: Axes, layer: pd.DataFrame) -> None:
+        axes.plot(layer["clusters"], layer["relative"], linewidth=1)
+        elbow = layer[layer["is_elbow"]]
+        axes.plot(elbow["clusters"], elbow["relative"], "o", markersize=4)
+        axes.set_ylim(-0.05, 1.05)
+
+    figure = _by_layer(table, draw)
+    figure.supxlabel("clusters (dot: elbow)")
+    figure.supylabel("error, relative to a single cluster")
+    return figure
+
+
+def change_figure(table: pd.DataFrame) -> Figure:
+    """Share of heads whose cluster is another one than by the longest probe, a line a layer."""
+    figure = _figure((7, 4))
+    axes = figure.subplots()
+    for _, layer in table.groupby("layer"):
+        axes.plot(layer["probe_tokens"], 100 * layer["unlike_longest"], linewidth=0.6, color="0.7")
+    mean = table.groupby("probe_tokens")[["unlike_longest", "changed"]].mean() * 100
+    axes.plot(mean.index, mean["unlike_longest"], label="unlike the longest probe")
+    axes.plot(mean.index, mean["changed"], label="changed by the last token")
+    axes.set(xlabel="probe tokens", ylabel="heads in another cluster, %", ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def size_figure(table: pd.DataFrame) -> Figure:
+    """Sizes of clusters, stacked, a bar a layer."""
+    figure = _figure((8, 3.5))
+    axes = figure.subplots()
+    sizes = table.pivot_table(index="layer", columns="rank", values="size").fillna(0)
+    sizes.plot.bar(stacked=True, ax=axes, legend=False, cmap="viridis", width=0.9)
+    axes.set(xlabel="layer", ylabel="heads (one stripe a cluster)")
+    return figure
+
+
+def _by_layer(table: pd.DataFrame, draw: Callable[[Axes, pd.DataFrame], None]) -> Figure:
+    layers = list(table.groupby("layer"))
+    rows = ceil(len(layers) / COLUMNS)
+    figure = _figure((1.7 * COLUMNS, 1.6 * rows + 0.6))
+    grid = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
+    for axes, (number, layer) in zip(grid, layers, strict=False):
+        draw(axes, layer)
+        axes.set_title(f"layer {number}", fontsize=7)
+        axes.tick_params(labelsize=6)
+    for axes in grid[len(layers) :]:
+        figure.delaxes(axes)
+    return figure
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    # A figure of its own, not pyplot's: nothing global, and no display is needed.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
