@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chai_eval.errors import SettingError
-from chai_eval.report.tables import markdown
+from chai_eval.markdown import markdown
 from chai_eval.settings import wrong
 from chai_eval.store.status import ResultStatus, list_results
 

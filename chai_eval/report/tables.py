@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from chai_eval.markdown import markdown
 from chai_eval.report.statistics import Difference
 
 
@@ -74,21 +75,6 @@ def render(header: Header, rows: Sequence[Row], stream: TextIO) -> None:
     # A terminal that is too narrow wraps a line; rich would cut figures out of it.
     console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
     console.print(table)
-
-
-def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]], *, left: int = 2) -> list[str]:
-    """Lay out a Markdown table with aligned columns, the first `left` of them left-aligned."""
-    widths = [max(3, *(len(row[index]) for row in (columns, *lines))) for index in range(len(columns))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = ["-" * width if index < left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
-    return [line(columns), line(rule), *(line(row) for row in lines)]
 
 
 def _cells(header: Header, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
