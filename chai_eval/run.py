@@ -6,6 +6,8 @@ import traceback
 from dataclasses import dataclass
 
 from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.measure import grid
+from chai_eval.measure.stored import Measurement, measured
 from chai_eval.methods import build_method
 from chai_eval.report import Header, Row, published
 from chai_eval.report.rows import describe, row
@@ -28,11 +30,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run ends with: the table's header and rows, and the tasks that failed."""
+    """What a run ends with: the table's header and rows, what was measured, and the tasks that failed."""
 
     header: Header
     rows: tuple[Row, ...]
     failures: tuple[Failure, ...] = ()
+    measurement: Measurement | None = None
 
 
 def run(settings: Settings, session: Session) -> Report:
@@ -54,6 +57,8 @@ def run(settings: Settings, session: Session) -> Report:
     loaded = session.model(settings.model)
     for each in (baseline, method):
         each.check(loaded.model)
+    if settings.measure is not None:
+        grid.check(loaded.model, settings.measure)
 
     rows, failures = [], []
     for name in names:
@@ -65,7 +70,13 @@ def run(settings: Settings, session: Session) -> Report:
             rows.append(row(name, primary_metric(name), mha, other, paper))
         except Exception as error:
             failures.append(failure(name, error))
-    return Report(describe(settings, loaded, method), tuple(rows), tuple(failures))
+    measurement = None
+    if settings.measure is not None:
+        try:
+            measurement = measured([settings], loaded)
+        except Exception as error:
+            failures.append(failure("measure", error))
+    return Report(describe(settings, loaded, method), tuple(rows), tuple(failures), measurement)
 
 
 def check(settings: Settings, session: Session) -> list[str]:

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chai_eval.errors import SettingError
+
+if TYPE_CHECKING:
+    from chai_eval.measure.settings import MeasureSettings
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SOURCES = ("auto", "local", "hub")
@@ -96,6 +99,8 @@ class Settings:
         Seed of whatever a task draws (few-shot examples).
     batch_tokens
         Tokens in one batch; None leaves it to the memory there is. Changes no score.
+    measure
+        Latency and memory to measure after scoring; None for nothing.
     """
 
     model: ModelSettings
@@ -104,6 +109,7 @@ class Settings:
     seed: int = 1234
     batch_tokens: int | None = None
     results_dir: Path = Path("results")
+    measure: MeasureSettings | None = None
     debug: bool = False
 
     def baseline(self) -> Settings:
@@ -121,6 +127,7 @@ class Settings:
             "limit": self.task.limit,
             "seed": self.seed,
             "batch_tokens": self.batch_tokens,
+            "measure": None if self.measure is None else self.measure.as_config(),
             "results_dir": str(self.results_dir),
         }
 
@@ -133,6 +140,8 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
     SettingError
         For the first setting that is unknown, missing or has a wrong value.
     """
+    from chai_eval.measure.settings import parse_measure
+
     top = _Values("", config)
     data_dir = top.text("data_dir", optional=True)
     settings = Settings(
@@ -147,6 +156,7 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
         seed=top.integer("seed", minimum=0) or 0,
         batch_tokens=top.integer("batch_tokens", minimum=1, optional=True),
         results_dir=Path(top.text("results_dir") or ".").expanduser(),
+        measure=parse_measure(top.mapping("measure", default={})),
         debug=top.flag("debug"),
     )
     top.finish()

@@ -14,6 +14,7 @@ Score a method against plain multi-head attention (MHA) on the same documents, t
 
   python -m chai_eval [setting=value ...]       one run; without settings, the quickstart
   python -m chai_eval -m [setting=a,b ...]      a sweep: one run for each combination of values
+  python -m chai_eval.measure [setting=value ...]  latency and memory alone, see its --help
   python -m chai_eval status [results_dir=...]  results so far: finished, partial, failed
   python -m chai_eval --help | --version
 """
@@ -31,15 +32,18 @@ WIDTH = 110
 def help_text() -> str:
     """The whole help, with every choice of model, method and task and every setting."""
     config = conf_dir() / "config.yaml"
-    default = dict(re.findall(r"^  - (\w+): (\w+)$", config.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    default = dict(re.findall(r"^  - (\w+): \"?(\w+)\"?$", config.read_text(encoding="utf-8"), flags=re.MULTILINE))
     parts = [USAGE]
-    for group in ("model", "method"):
+    for group in ("model", "method", "measure"):
         lines = [f"{group}=…  (default {default[group]})"]
         for name in choices(group):
             path = conf_dir() / group / f"{name}.yaml"
             lines += _entry(name, _first_comment(path))
             if group == "method":
                 lines += [each for setting in _settings(path) for each in _entry(*setting, prefix="method.", indent=4)]
+        if group == "measure":
+            grid = conf_dir() / group / "base" / "grid.yaml"
+            lines += [each for setting in _settings(grid) for each in _entry(*setting, prefix="measure.", indent=4)]
         parts.append("\n".join(lines) + "\n")
     tasks = ", ".join(sorted(path.stem for path in tasks_dir().glob("*.yaml") if not path.stem.startswith("_")))
     parts.append("\n".join(["task=…  (default paper)", *_entry("paper", tasks), *_entry("<name>", ANY_TASK)]) + "\n")

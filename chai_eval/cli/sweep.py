@@ -78,6 +78,10 @@ def _print(outcome: Outcome, debug: bool) -> None:
 
     if outcome.report is not None and outcome.report.rows:
         render(outcome.report.header, outcome.report.rows, sys.stdout)
+    if outcome.report is not None and outcome.report.measurement is not None:
+        from chai_eval.measure.table import tables
+
+        sys.stdout.write("\n" + tables(outcome.report.measurement.record))
     for each in outcome.failures:
         if debug and each.trace:
             sys.stderr.write(each.trace)

@@ -1,0 +1,195 @@
+"""Contenders: the model under its own attention, and under methods, each put in for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from chai_eval.attention import Plan, Takeover, clustered
+from chai_eval.attention.inject import attention_shape
+from chai_eval.measure.settings import MeasureSettings
+from chai_eval.methods import Method, build_method
+from chai_eval.methods.clustering import Clustering
+from chai_eval.methods.clusters import cluster_counts
+
+# What ratios are taken to, in this order of preference.
+BASELINE = "mha (sdpa)"
+RIVAL_NAMES = {"sdpa": BASELINE, "eager": "mha (eager)", "flash": "mha (flash)", "rows": "mha (rows)"}
+IMPLEMENTATIONS = {"sdpa": "sdpa", "eager": "eager", "flash": "flash_attention_2"}
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """Heads that a layer computes and keeps.
+
+    Attributes
+    ----------
+    scores : int
+        Query heads with scores of their own: H, or the cluster count.
+    keys, values : int
+        Key and value heads that are kept; under grouped-query attention the most there can be.
+    """
+
+    scores: int
+    keys: int
+    values: int
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that is measured: a model's own attention, or a method.
+
+    Attributes
+    ----------
+    name : str
+        Unique among those that are measured together.
+    rival : str or None
+        `sdpa`, `eager`, `flash` or `rows`; None for a method.
+    method : Method or None
+    options : mapping
+        The method's settings as given, from which a fresh process builds it again.
+    """
+
+    name: str
+    rival: str | None = None
+    method: Method | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def applied(self, model: PreTrainedModel) -> Iterator[Takeover | None]:
+        """Run the model as this contender while the context lasts."""
+        with _implementation(model, IMPLEMENTATIONS.get(self.rival or "sdpa", "sdpa")):
+            if self.rival == "rows":
+                # No layer has a plan, so each keeps every head: plain attention on the cache that methods have.
+                with clustered(model, {}) as handle:
+                    yield handle
+            elif self.method is not None:
+                with self.method.applied(model) as handle:
+                    yield handle
+            else:
+                yield None
+
+    @contextmanager
+    def applied_with(self, model: PreTrainedModel, plans: dict[int, Plan]) -> Iterator[None]:
+        """Run the model under a clustering method, with plans that stand in for its own."""
+        assert isinstance(self.method, Clustering)
+        with _implementation(model, "sdpa"), clustered(model, plans, self.method.prefill):
+            yield
+
+    def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
+        """The method's plans of clustered layers; none for what doesn't cluster."""
+        return self.method.plans(model) if isinstance(self.method, Clustering) else {}
+
+    def heads(self, model: PreTrainedModel) -> list[LayerHeads]:
+        """What each layer computes and keeps; all heads for what doesn't cluster."""
+        shape = attention_shape(model)
+        plans = self.plans(model)
+        spec = getattr(self.method, "clusters", None)
+        counts = cluster_counts(spec, model) if spec is not None and plans else ()
+        every = LayerHeads(shape.heads, shape.kv_heads, shape.kv_heads)
+        found = []
+        for layer in range(shape.layers):
+            plan = plans.get(layer)
+            if plan is None:
+                found.append(every)
+                continue
+            clusters = plan.membership.clusters if plan.membership is not None else counts[layer]
+            kept = min(clusters, shape.kv_heads)
+            found.append(LayerHeads(clusters, kept, kept if plan.share_value else shape.kv_heads))
+        return found
+
+    @property
+    def probe_tokens(self) -> int:
+        """Tokens at the start of a request that every head attends to on its own."""
+        return int(getattr(self.method, "probe_tokens", 0)) if isinstance(self.method, Clustering) else 0
+
+    @property
+    def counted(self) -> bool:
+        """Whether what it computes is known: other methods simulate a saving by computing everything."""
+        return self.method is None or isinstance(self.method, Clustering)
+
+    def as_config(self) -> dict[str, Any]:
+        """Plain JSON values, as records keep them."""
+        settings = {} if self.method is None else self.method.settings()
+        return {"name": self.name, "attention": self.rival, "method": getattr(self.method, "name", "mha"), **settings}
+
+
+def contenders(
+    model: PreTrainedModel, methods: Sequence[Contender], settings: MeasureSettings
+) -> tuple[list[Contender], list[str]]:
+    """The rivals that this machine and model have, then the methods; and what is said of those it hasn't.
+
+    The plain method `mha` is the model's own attention, so it has no turn of its own.
+    """
+    found, notes = [], []
+    for rival in settings.rivals if settings.rivals is not None else RIVAL_NAMES:
+        why = _missing(model, rival)
+        if why is None:
+            found.append(Contender(RIVAL_NAMES[rival], rival))
+        else:
+            notes.append(f"{RIVAL_NAMES[rival]}: not measured, {why}")
+    return [*found, *(each for each in methods if getattr(each.method, "name", None) != "mha")], notes
+
+
+def contender(method: Method, options: Mapping[str, Any] | None = None, name: str | None = None) -> Contender:
+    """A method as a contender."""
+    return Contender(name or method.name, None, method, dict(options or {}))
+
+
+def rebuilt(spec: Mapping[str, Any]) -> Contender:
+    """A contender from what `described` made of it, in another process."""
+    if spec["method"] is None:
+        return Contender(spec["name"], spec["rival"])
+    return contender(build_method(spec["method"], **spec["options"]), spec["options"], spec["name"])
+
+
+def described(each: Contender) -> dict[str, Any]:
+    """A contender as plain JSON values from which `rebuilt` makes it again."""
+    method = None if each.method is None else each.method.name
+    return {"name": each.name, "rival": each.rival, "method": method, "options": dict(each.options)}
+
+
+def distinct_names(methods: Sequence[Contender]) -> list[Contender]:
+    """Contenders with a number behind names that occur twice."""
+    names = [each.name for each in methods]
+    return [
+        replace(each, name=f"{each.name} {names[: index + 1].count(each.name)}") if names.count(each.name) > 1 else each
+        for index, each in enumerate(methods)
+    ]
+
+
+def _missing(model: PreTrainedModel, rival: str) -> str | None:
+    """Why a rival can't be measured, or None where it can."""
+    if rival == "flash":
+        if model.device.type != "cuda":
+            return "flash attention needs a CUDA device"
+        if find_spec("flash_attn") is None:
+            return "flash_attn isn't installed"
+        if model.dtype not in (torch.float16, torch.bfloat16):
+            return f"flash attention has no {str(model.dtype).removeprefix('torch.')}"
+    if rival in IMPLEMENTATIONS:
+        try:
+            with _implementation(model, IMPLEMENTATIONS[rival]):
+                pass
+        except (ValueError, ImportError) as error:
+            return str(error).splitlines()[0]
+    return None
+
+
+@contextmanager
+def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    if before == name:
+        yield
+        return
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -1,0 +1,94 @@
+"""A greedy generation, step by step with a cache: the work that is timed, and whose memory is taken."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from chai_eval.attention.inject import CACHE_NAMES
+from chai_eval.measure.clock import Clock
+from chai_eval.measure.settings import Point
+
+
+@dataclass
+class Generation:
+    """A greedy generation that goes on a forward pass at a time.
+
+    Attributes
+    ----------
+    model : PreTrainedModel
+        With a method applied, or without.
+    prompt : Tensor [batch, length], int64
+    cache : Cache or None
+        As the model made it in the prefill.
+    new : list of Tensor [batch, 1]
+        Tokens generated so far.
+    """
+
+    model: PreTrainedModel
+    prompt: Tensor
+    cache: Cache | None = None
+    new: list[Tensor] = field(default_factory=list)
+
+    def prefill(self) -> None:
+        """The whole prompt at once, to the first token."""
+        self._go_on(self.prompt, {})
+
+    def step(self) -> None:
+        """One more token."""
+        self._go_on(self.new[-1], {cache_name(self.model): self.cache})
+
+    def _go_on(self, tokens: Tensor, given: dict[str, Any]) -> None:
+        out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **given)
+        self.cache = next(out[name] for name in CACHE_NAMES if name in out)
+        self.new.append(out.logits[:, -1].argmax(-1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one generation: to the first token, and of each token after it."""
+
+    prefill: float
+    steps: tuple[float, ...]
+
+
+def prompt(model: PreTrainedModel, point: Point, seed: int) -> Tensor:
+    """Random tokens, other ones in every row: `[batch, length]`, int64, on the model's device."""
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = model.config.get_text_config().vocab_size
+    return torch.randint(0, vocabulary, (point.batch, point.length), generator=generator).to(model.device)
+
+
+@torch.inference_mode()
+def timed(model: PreTrainedModel, tokens: Tensor, steps: int, clock: Clock) -> Times:
+    """Generate `1 + steps` tokens and time each."""
+    generation = Generation(model, tokens)
+    marks = [clock.mark()]
+    for index in range(1 + steps):
+        if index == 0:
+            generation.prefill()
+        else:
+            generation.step()
+        marks.append(clock.mark())
+    first, *rest = [clock.seconds(start, end) for start, end in pairwise(marks)]
+    return Times(first, tuple(rest))
+
+
+@torch.inference_mode()
+def warm_up(model: PreTrainedModel) -> None:
+    """A short generation, after which libraries have the memory that they keep for good."""
+    generation = Generation(model, prompt(model, Point(16, 1, 2), 0))
+    generation.prefill()
+    generation.step()
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """What this version of transformers calls a model's cache."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[-1])

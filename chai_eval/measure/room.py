@@ -1,0 +1,157 @@
+"""Room: how much memory there is, how much a point will ask for, and what is recorded where it doesn't fit."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from chai_eval.attention.inject import attention_shape
+from chai_eval.measure.contenders import Contender
+from chai_eval.measure.settings import Point
+
+# Words with which allocators say that there is no memory, where they have no exception of their own.
+NO_MEMORY = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A point that didn't fit.
+
+    Attributes
+    ----------
+    asked_bytes : int or None
+        What it would have needed beside the weights; None where the device doesn't say.
+    free_bytes : int or None
+        What was free.
+    foreseen : bool
+        It was not tried: a process that asks for too much is killed, and its measurements with it.
+    """
+
+    asked_bytes: int | None
+    free_bytes: int | None
+    foreseen: bool
+
+
+@dataclass
+class Trouble:
+    """What came of a guarded stretch of work."""
+
+    found: OutOfMemory | None = None
+
+
+@contextmanager
+def guarded(device: torch.device) -> Iterator[Trouble]:
+    """Note it where the work inside runs out of memory, and free what it held; other errors pass."""
+    trouble = Trouble()
+    try:
+        yield trouble
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if not is_out_of_memory(error):
+            raise
+        asked = _asked(str(error))
+        error.__traceback__ = None  # its frames hold the tensors
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        trouble.found = OutOfMemory(asked, free_bytes(device), False)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(NO_MEMORY.search(str(error)))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be had on a device; None where it doesn't say.
+
+    On a CPU the least of what the machine has available and what the process's control group may still take: in a
+    container the machine's figure is not the limit.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    known = [each for each in (_available(), _left_in_group()) if each is not None]
+    return min(known) if known else None
+
+
+def needed_bytes(model: PreTrainedModel, contender: Contender, point: Point) -> int:
+    """Bytes that a generation needs beside the weights, estimated from the shapes.
+
+    The cache of every head (representatives are chosen when it is full) with one layer of it twice, the widest
+    activations of a layer, eager attention's scores (in the model's precision, masked, and in float32), and logits.
+    """
+    shape, config, size = attention_shape(model), model.config.get_text_config(), model.dtype.itemsize
+    tokens = point.batch * (point.length + point.new_tokens)
+    cache = (shape.layers + 1) * tokens * 2 * shape.kv_heads * shape.head_dim * size
+    inner = max(getattr(config, name, 0) or 0 for name in ("intermediate_size", "ffn_dim", "hidden_size"))
+    activations = tokens * (3 * inner + 8 * config.hidden_size) * size
+    scores = point.batch * shape.heads * point.length**2 * (2 * size + 8) if contender.rival == "eager" else 0
+    return cache + activations + scores + 8 * point.batch * config.vocab_size
+
+
+def foreseen(model: PreTrainedModel, contender: Contender, point: Point) -> OutOfMemory | None:
+    """Why a point must not be tried: on a CPU the system kills a process that asks for too much."""
+    if model.device.type != "cpu":
+        return None
+    asked, free = needed_bytes(model, contender, point), free_bytes(model.device)
+    return OutOfMemory(asked, free, True) if free is not None and asked > free else None
+
+
+def _available() -> int | None:
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return 1024 * int(found[1])
+    try:
+        import psutil
+    except ImportError:
+        return None
+    return int(psutil.virtual_memory().available)
+
+
+# (limit, usage, statistics) of the group's memory, in versions 2 and 1 of control groups.
+_GROUPS: Sequence[tuple[str, str, str]] = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+
+
+def _left_in_group() -> int | None:
+    for limit, usage, statistics in _GROUPS:
+        try:
+            allowed, used = int(Path(limit).read_text()), int(Path(usage).read_text())
+            # Pages of files count as used, and are given back when memory is short.
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", Path(statistics).read_text(), flags=re.MULTILINE)
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        return allowed - used + (int(cached[1]) if cached is not None else 0)
+    return None
+
+
+def _asked(message: str) -> int | None:
+    """How much an allocator says that it was asked for."""
+    found = re.search(
+        r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)|you tried to allocate (\d+) bytes", message
+    )
+    if found is None:
+        return None
+    if found[3] is not None:
+        return int(found[3])
+    return int(float(found[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(found[2]))

@@ -1,0 +1,95 @@
+"""A measurement of a run, recorded beside its results: `<results_dir>/<model>/measure/<key>/`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from chai_eval.errors import SettingError
+from chai_eval.measure.contenders import contender
+from chai_eval.measure.grid import check, measure
+from chai_eval.methods import build_method
+from chai_eval.store import result_key, write_record
+from chai_eval.store.provenance import git_revision, machine, versions
+
+if TYPE_CHECKING:
+    from chai_eval.session import LoadedModel
+    from chai_eval.settings import Settings
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("contender", "length", "batch", "new_tokens", "repetition", "turn", "phase", "token", "seconds")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A recorded measurement and where it lies."""
+
+    path: Path
+    record: Mapping[str, Any]
+
+
+def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str] | None = None) -> Measurement:
+    """Measure a model under the methods of some runs, side by side, and record it.
+
+    It is measured anew each time: a machine is not the same from one hour to the next. The key names what was asked.
+
+    Parameters
+    ----------
+    runs : sequence of Settings
+        Alike but for their method; the first one's folder is written to.
+    loaded : LoadedModel
+    labels : sequence of str or None
+        What to call the methods where several have the same name.
+
+    Raises
+    ------
+    SettingError
+        For a grid that the model can't be measured on, or a method that doesn't fit it.
+    RunError
+        Where a fresh process fails, or the folder can't be written.
+    """
+    first = runs[0]
+    if first.measure is None:
+        raise SettingError("measure: 'off' given; allowed: latency, memory, full")
+    check(loaded.model, first.measure)
+    methods = []
+    for number, each in enumerate(runs):
+        method = build_method(each.method.name, **each.method.options)
+        method.check(loaded.model)
+        methods.append(contender(method, each.method.options, labels[number] if labels else None))
+    parts = {
+        "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
+        "device": loaded.device,
+        "methods": [{"name": each.name, **each.as_config()} for each in methods],
+        "measure": first.measure.as_config(),
+        "versions": {package: versions()[package] for package in ("torch", "transformers")},
+        "code": loaded.code,
+        "machine": machine(),
+    }
+    key = result_key(parts)
+    started = time.monotonic()
+    found = measure(loaded.model, methods, first.measure, source=first.model)
+    path = first.results_dir / first.model.name / "measure" / key
+    record = {
+        "kind": "measure",
+        "key": key,
+        **found.record,
+        "config": first.as_config(),
+        "key_parts": parts,
+        "versions": versions(),
+        "git": git_revision(),
+        "machine": machine(),
+        "wall_seconds": round(time.monotonic() - started, 3),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_record(path, record, pd.DataFrame(found.samples, columns=list(COLUMNS)))
+    log.info("measured: %s", path)
+    return Measurement(path, record)

@@ -1,0 +1,139 @@
+"""Work: operations and bytes that a phase can't do without, counted from the model's shapes.
+
+Bytes are those of weights, keys and values, each read once; activations are left out, as a chip may keep them. The time
+at the machine's ceiling is therefore a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from chai_eval.attention.inject import attention_layers, attention_shape
+from chai_eval.measure.contenders import LayerHeads
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations (a multiplication and an addition are two) and bytes moved."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+    def scaled(self, share: float) -> Work:
+        """A share of the same work."""
+        return Work(self.flops * share, self.bytes * share)
+
+    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
+        """Time where operations and bytes each go at full speed, beside each other."""
+        return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass: `queries` new tokens of each of `batch` requests that have `past` tokens already.
+
+    Attributes
+    ----------
+    probe : int
+        Of the new tokens, those that every head attends to on its own.
+    causal : bool
+        Count only pairs that a query sees; a kernel that computes the whole square does more.
+    """
+
+    batch: int
+    queries: int
+    past: float = 0
+    probe: int = 0
+    causal: bool = True
+
+    def pairs(self, first: int = 0, last: int | None = None) -> float:
+        """Pairs of a query in columns `first` to `last - 1` of the pass and a key that it sees, in one request."""
+        last = self.queries if last is None else last
+        n = last - first
+        if not self.causal:
+            return n * (self.past + self.queries)
+        return n * self.past + (first + 1 + last) * n / 2
+
+
+def pass_work(model: PreTrainedModel, heads: Sequence[LayerHeads], run: Pass) -> dict[str, Work]:
+    """What a forward pass asks for at least, part by part.
+
+    Parameters
+    ----------
+    heads : sequence of LayerHeads
+        What each layer computes and keeps; narrow projections of queries and keys are counted where a layer has
+        `q_proj` and `k_proj`.
+    run : Pass
+
+    Returns
+    -------
+    dict of str to Work
+        `projections` (of queries, keys and values), `attention`, `other layers`, `head` (logits of the last token).
+    """
+    shape = attention_shape(model)
+    modules = attention_layers(model)
+    head = model.get_output_embeddings()
+    projections = other = Work()
+    seen = {id(head)} if head is not None else set()
+    whole = LayerHeads(shape.heads, shape.kv_heads, shape.kv_heads)
+    for index, module in modules.items():
+        kept = heads[index]
+        shares = {
+            "q_proj": kept.scores / whole.scores,
+            "k_proj": kept.keys / whole.keys,
+            "v_proj": kept.values / whole.values,
+        }
+        for name, share in shares.items():
+            projection = getattr(module, name, None)
+            if isinstance(projection, nn.Linear):
+                seen.add(id(projection))
+                projections = projections + _linear(projection, run, share)
+    for each in model.modules():
+        if isinstance(each, nn.Linear) and id(each) not in seen:
+            other = other + _linear(each, run)
+    attention = Work()
+    size = _element_size(model)
+    for kept in heads:
+        attention = attention + _attention(kept, whole, shape.head_dim, size, run)
+    parts = {"projections": projections, "attention": attention, "other layers": other}
+    if isinstance(head, nn.Linear):
+        parts["head"] = _linear(head, Pass(run.batch, 1))
+    return parts
+
+
+def attention_work(kept: LayerHeads, whole: LayerHeads, head_dim: int, size: int, run: Pass) -> Work:
+    """What the attention of one layer asks for: scores, values, and keys and values read and the new ones written."""
+    return _attention(kept, whole, head_dim, size, run)
+
+
+def total(parts: dict[str, Work]) -> Work:
+    """All parts together."""
+    return sum(parts.values(), Work())
+
+
+def _linear(layer: nn.Linear, run: Pass, share: float = 1.0) -> Work:
+    """A linear layer of whose output the tokens after the probe need only a share."""
+    weight = layer.weight
+    tokens = run.probe + (run.queries - run.probe) * share
+    read = share if run.probe == 0 else 1.0  # the probe needs all of the weights
+    return Work(2 * run.batch * tokens * weight.numel(), weight.numel() * weight.element_size() * read)
+
+
+def _attention(kept: LayerHeads, whole: LayerHeads, head_dim: int, size: int, run: Pass) -> Work:
+    early, late = run.pairs(0, run.probe), run.pairs(run.probe)
+    # Members that share their representative's values share its whole output.
+    outputs = kept.scores if kept.values < whole.values else whole.scores
+    products = early * 2 * whole.scores + late * (kept.scores + outputs)
+    moved = (run.past + 2 * run.queries) * (kept.keys + kept.values)
+    return Work(2 * run.batch * head_dim * products, run.batch * head_dim * size * moved)
+
+
+def _element_size(model: PreTrainedModel) -> int:
+    return model.dtype.itemsize
