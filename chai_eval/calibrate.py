@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -85,10 +86,10 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     # Too short for both: what there is serves to calibrate on and to measure on.
     samples = iter(held_out) if first is None else itertools.chain([first], samples)
     kept = folder / f".progress-{_progress_key(settings, weights)}"
-    found = collect(model, samples, settings, kept)
+    found = collect(model, samples, settings, kept / "sums.pt")
     _say_what_there_was(found, settings)
     measured_at = counts_to_measure(shape.heads, settings.sensitivity_counts)
-    measured = layer_divergence(model, held_out, measured_at, shape.layers, shape.heads, settings.probe_tokens)
+    measured = layer_divergence(model, held_out, measured_at, settings.probe_tokens, kept)
     cost = predicted_divergence(found.sums.mean("chai_cost"), measured, measured_at)
     presets = {name: choose_counts(settings, at, found, cost, shape) for at, name in enumerate(PRESETS)}
     description = {
@@ -106,7 +107,7 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     if found.predictors:
         description["predictor_recall"] = _recalls(model, found, held_out)
     write_calibration(folder, description, _tensors(found, settings, presets, measured, cost, shape))
-    kept.unlink(missing_ok=True)
+    shutil.rmtree(kept)
     return folder
 
 

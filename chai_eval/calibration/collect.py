@@ -24,6 +24,7 @@ from chai_eval.calibration.predictor import Predictors, fed
 from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.calibration.sums import Sums
 from chai_eval.data.text import batches
+from chai_eval.errors import RunError, failure_line
 
 # Tokens of each sample that predictors learn from.
 PREDICTOR_TOKENS = 64
@@ -63,6 +64,11 @@ def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: Calibra
     kept : Path
         File with the progress of an interrupted pass, which this one goes on from; removed by the caller when what
         comes after it is done as well.
+
+    Raises
+    ------
+    RunError
+        Where the samples are not those of the interrupted pass, or the disk fails.
     """
     shape = attention_shape(model)
     hidden = model.config.get_text_config().hidden_size
@@ -70,7 +76,7 @@ def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: Calibra
     if settings.predictor:
         found.predictors = Predictors(shape.layers, shape.heads, hidden, settings.seed, model.device)
     _resume(found, kept)
-    done = int(found.sums.samples)
+    done, done_sha256 = int(found.sums.samples), found.sha256
     factors = output_factors(model)
     digest, seen, saves = hashlib.sha256(), 0, _Saves(kept)
     size = max(settings.batch_tokens // settings.tokens, 1)
@@ -80,13 +86,15 @@ def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: Calibra
             found.tokens += tokens.numel()
             seen += len(tokens)
             bar.update(len(tokens))
+            found.sha256 = digest.hexdigest()
+            if seen == done and found.sha256 != done_sha256:
+                raise RunError(f"text: not the one that {kept.parent} was begun with; remove that folder to begin anew")
             if seen <= done:
                 continue
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + seen)
             _read_batch(model, tokens.to(model.device), factors, found, settings, generator)
             saves.offer(found)
     saves.now(found)
-    found.sha256 = digest.hexdigest()
     return found
 
 
@@ -131,14 +139,16 @@ class _Saves:
 
     def now(self, found: Collected) -> None:
         start = time.monotonic()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_name(self.path.name + f".{os.getpid()}")
-        state: dict[str, Any] = {"sums": found.sums.tensors()}
+        state: dict[str, Any] = {"sums": found.sums.tensors(), "sha256": found.sha256}
         if found.predictors:
             state["predictors"] = found.predictors.state()
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(state, beside)
             beside.replace(self.path)
+        except (OSError, RuntimeError) as error:  # torch has errors of its own for a full disk
+            raise RunError(f"out: {self.path.parent} can't be written ({failure_line(error)})") from error
         finally:
             beside.unlink(missing_ok=True)
         self.last = time.monotonic()
@@ -149,7 +159,7 @@ def _resume(found: Collected, kept: Path) -> None:
     if not kept.is_file():
         return
     state = torch.load(kept, weights_only=True, map_location="cpu")
-    found.sums = Sums(**state["sums"])
+    found.sums, found.sha256 = Sums(**state["sums"]), state["sha256"]
     if found.predictors:
         found.predictors.resume(state["predictors"])
 

@@ -43,6 +43,19 @@ def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Map
         raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise RunError(f"out: {path.parent} can't be written ({error.strerror or error})") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def runs(counts: list[int]) -> list[list[int]]:
     """Counts as a run-length list of [count, layers]."""
     return [[count, len(list(run))] for count, run in groupby(counts)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from chai_eval.attention.inject import attention_shape
+from chai_eval.calibration.folder import write_text
 from chai_eval.methods import build_method
 
 
@@ -19,55 +23,62 @@ def counts_to_measure(heads: int, how_many: int) -> list[int]:
     return sorted(min(max(count, 1), heads - 1) for count in spread) if heads > 1 else []
 
 
-@torch.no_grad()
 def layer_divergence(
-    model: PreTrainedModel, samples: Sequence[Tensor], counts: Sequence[int], layers: int, heads: int, probe_tokens: int
+    model: PreTrainedModel, samples: Sequence[Tensor], counts: Sequence[int], probe_tokens: int, kept: Path
 ) -> Tensor:
     """KL divergence of next-token distributions from plain attention when CHAI clusters one layer alone.
 
     Parameters
     ----------
     samples : sequence of Tensor [tokens], int64
-        All of one length.
     counts : sequence of int
         Cluster counts to try in each layer.
+    kept : Path
+        Folder for what is known of each sample, from which an interrupted measurement goes on.
 
     Returns
     -------
     Tensor [layers, counts], float64
         Mean over tokens, in nats.
     """
+    shape = attention_shape(model)
 
-    def only(layer: int, count: int) -> AbstractContextManager[object]:
-        runs = [count if at == layer else heads for at in range(layers)]
-        return build_method("chai", clusters=runs, probe_tokens=probe_tokens).applied(model)
+    def only(layer: int, count: int) -> Callable[[], AbstractContextManager[object]]:
+        clusters = [count if at == layer else shape.heads for at in range(shape.layers)]
+        return lambda: build_method("chai", clusters=clusters, probe_tokens=probe_tokens).applied(model)
 
-    tried = [[lambda at=layer, k=count: only(at, k) for count in counts] for layer in range(layers)]
-    return divergence_of(model, samples, tried)
+    tried = [only(layer, count) for layer in range(shape.layers) for count in counts]
+    sums = []
+    with tqdm(total=len(samples) * len(tried), desc="sensitivity", unit="pass", disable=None) as bar:
+        for number, sample in enumerate(samples):
+            file = kept / f"sensitivity-{number}.json"
+            if not file.is_file():
+                write_text(file, json.dumps(divergences(model, sample, tried, bar.update)))
+            else:
+                bar.update(len(tried))
+            sums.append(json.loads(file.read_text(encoding="utf-8")))
+    total = torch.tensor(sums, dtype=torch.float64).sum(0) / sum(map(len, samples))
+    return total.view(shape.layers, len(counts))
 
 
 @torch.no_grad()
-def divergence_of(
+def divergences(
     model: PreTrainedModel,
-    samples: Sequence[Tensor],
-    tried: Sequence[Sequence[Callable[[], AbstractContextManager[object]]]],
-) -> Tensor:
-    """Mean KL divergence, in nats, from the model as it is to the model within each of a grid of contexts.
+    sample: Tensor,
+    contexts: Sequence[Callable[[], AbstractContextManager[object]]],
+    done: Callable[[], object],
+) -> list[float]:
+    """KL divergence, summed over a sample's tokens, from the model as it is to the model within each context.
 
-    Only one sample's logits are held at a time.
+    Two sets of the sample's logits are held at a time.
     """
-    total = torch.zeros(len(tried), len(tried[0]), dtype=torch.float64)
-    tokens = 0
-    with tqdm(total=len(samples) * total.numel(), desc="sensitivity", unit="pass", disable=None) as bar:
-        for sample in samples:
-            ids = sample[None].to(model.device)
-            stock = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-            likely = stock.exp()
-            for row, contexts in enumerate(tried):
-                for column, context in enumerate(contexts):
-                    with context():
-                        other = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-                    total[row, column] += (likely * (stock - other)).sum(-1).double().sum().item()
-                    bar.update()
-            tokens += len(sample)
-    return total / tokens
+    ids = sample[None].to(model.device)
+    stock = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+    likely = stock.exp()
+    found = []
+    for context in contexts:
+        with context():
+            other = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+        found.append((likely * (stock - other)).sum(-1).double().sum().item())
+        done()
+    return found

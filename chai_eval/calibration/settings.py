@@ -55,7 +55,7 @@ class CalibrationSettings(OfflineSettings):
 
     def collecting(self) -> dict[str, Any]:
         """Settings that have a say in what is collected; the rule comes after it."""
-        later = ("rule", "saving", "elbow", "tolerance", "sensitivity_counts")
+        later = ("rule", "saving", "elbow", "tolerance")
         return {key: value for key, value in self.as_config().items() if key not in later}
 
 
