@@ -84,10 +84,10 @@ def _measured(asked: Mapping[str, Any]) -> dict[str, Any]:
     from chai_eval.settings import parse_model
 
     model, _ = load(parse_model(asked["model"]))
-    contender, peak = rebuilt(asked["contender"]), ResidentPeak()
+    contender, point, peak = rebuilt(asked["contender"]), Point(**asked["point"]), ResidentPeak()
     with contender.applied(model):
-        warm_up(model)
-    found = measure_memory(model, contender, Point(**asked["point"]), asked["seed"], peak)
+        warm_up(model, point)
+    found = measure_memory(model, contender, point, asked["seed"], peak)
     return found | {"kind": peak.name, "peak_reset": peak.reset}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,8 @@ from transformers import Cache, PreTrainedModel
 from chai_eval.attention.inject import CACHE_NAMES
 from chai_eval.measure.clock import Clock
 from chai_eval.measure.settings import Point
+
+WARM_UP_TOKENS = 128
 
 
 @dataclass
@@ -81,9 +83,12 @@ def timed(model: PreTrainedModel, tokens: Tensor, steps: int, clock: Clock) -> T
 
 
 @torch.inference_mode()
-def warm_up(model: PreTrainedModel) -> None:
-    """A short generation, after which libraries have the memory that they keep for good."""
-    generation = Generation(model, prompt(model, Point(16, 1, 2), 0))
+def warm_up(model: PreTrainedModel, point: Point) -> None:
+    """A short generation, after which libraries have the memory that they keep for good.
+
+    Long enough to take the paths that the point will: the code of other kernels would be loaded in the middle of it.
+    """
+    generation = Generation(model, prompt(model, replace(point, length=min(point.length, WARM_UP_TOKENS)), 0))
     generation.prefill()
     generation.step()
 

@@ -152,7 +152,7 @@ def _memory(
     with guarded(model.device) as trouble:
         if peak is not None:
             with each.applied(model):
-                warm_up(model)
+                warm_up(model, point)
         taken = measure_memory(model, each, point, settings.seed, peak)
         if peak is not None:
             taken |= {"kind": peak.name, "peak_reset": peak.reset}
