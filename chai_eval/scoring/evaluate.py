@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.errors import RunError
@@ -133,6 +134,8 @@ def score(
         results = simple_evaluate(
             model=lm,
             tasks=[prepared.task],
+            # The default one reads all of lm-eval's task files, which takes longer than many a task.
+            task_manager=TaskManager(include_defaults=False),
             limit=prepared.limit,
             bootstrap_iters=BOOTSTRAP_ITERATIONS,
             random_seed=prepared.seed,

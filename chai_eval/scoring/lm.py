@@ -86,6 +86,9 @@ class PackedLM(HFLM):
         self.description = description
         self.progress = progress
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        return super().loglikelihood(requests, disable_tqdm=True)  # its bars; ours is `_bar`
+
     def _loglikelihood_tokens(
         self,
         requests: list[tuple[tuple[str, str], list[int], list[int]]],
@@ -100,7 +103,7 @@ class PackedLM(HFLM):
         plan = batches(documents(asked, self.method.shared_context), self.batch_tokens)
         waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
         left = sum(len(batch.requests) for batch in waiting)
-        with self._bar(len(asked), len(asked) - left, disable_tqdm) as bar:
+        with self._bar(len(asked), len(asked) - left) as bar:
             for batch in waiting:
                 scores = self._score(batch, asked)
                 self.journal.append_many([(keys[number], score) for number, score in scores])
@@ -133,7 +136,7 @@ class PackedLM(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         keys = [_key(["generate", *request.args]) for request in requests]
         order = sorted(range(len(requests)), key=lambda number: (-len(requests[number].args[0]), keys[number]))
-        with self._bar(len(requests), 0, disable_tqdm) as bar:
+        with self._bar(len(requests), 0) as bar:
             for start in range(0, len(order), GENERATION_BATCH):
                 chunk = order[start : start + GENERATION_BATCH]
                 if any(self.journal.get(keys[number]) is None for number in chunk):
@@ -142,8 +145,8 @@ class PackedLM(HFLM):
                 bar.update(len(chunk))
         return [self.journal.get(key) for key in keys]
 
-    def _bar(self, total: int, done: int, disable: bool) -> tqdm[Any]:
-        return tqdm(total=total, initial=done, desc=self.description, disable=disable or not self.progress, leave=False)
+    def _bar(self, total: int, done: int) -> tqdm[Any]:
+        return tqdm(total=total, initial=done, desc=self.description, disable=not self.progress, leave=False)
 
 
 def _logsumexp(logits: Tensor) -> Tensor:
