@@ -22,26 +22,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import AttentionShape, attention_shape
-from chai_eval.attention.membership import average_linkage
+from chai_eval.calibration.choice import choose
 from chai_eval.calibration.collect import Collected, collect, heads_of
 from chai_eval.calibration.command import run_command
-from chai_eval.calibration.counts import (
-    kv_saving,
-    predicted_divergence,
-    towards_elbows,
-    within_budget,
-    within_tolerance,
-)
-from chai_eval.calibration.folder import runs, write_calibration
-from chai_eval.calibration.medoids import representatives
-from chai_eval.calibration.predictor import SPARSITIES, recall
+from chai_eval.calibration.folder import write_calibration
+from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
 from chai_eval.calibration.sensitivity import counts_to_measure, layer_divergence
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens, parse_calibration
 from chai_eval.data.assets import cache_dir
 from chai_eval.data.text import cut, open_text
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.methods.calibrated import LAYOUT, PRESETS, identity
+from chai_eval.methods.calibrated import LAYOUT, identity
 from chai_eval.models import fingerprint, load
 
 USAGE = """\
@@ -76,6 +68,8 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     model, tokenizer = load(settings.model)
     check_tokens(settings.tokens, model)
     build_method("mha").check(model)
+    if attention_shape(model).heads < 2:
+        raise SettingError(f"model: {settings.model.name} has a single head, nothing to cluster; allowed: two or more")
     shape, weights = attention_shape(model), fingerprint(model)
     folder = settings.out or cache_dir() / "calibration" / settings.model.name
     samples = cut(text.documents, tokenizer, settings.tokens)
@@ -90,8 +84,7 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     _say_what_there_was(found, settings)
     measured_at = counts_to_measure(shape.heads, settings.sensitivity_counts)
     measured = layer_divergence(model, held_out, measured_at, settings.probe_tokens, kept)
-    cost = predicted_divergence(found.sums.mean("chai_cost"), measured, measured_at)
-    presets = {name: choose_counts(settings, at, found, cost, shape) for at, name in enumerate(PRESETS)}
+    choice = choose(settings, found.sums, measured, measured_at, shape)
     description = {
         "layout": LAYOUT,
         "model": {
@@ -100,62 +93,28 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
             "fingerprint": weights,
             "revision": settings.model.revision,
         },
-        "presets": {name: _described(counts, settings, found, shape) for name, counts in presets.items()},
+        "presets": choice.description(),
         "measured_counts": measured_at,
         "provenance": _provenance(settings, found, text.name, command),
     }
     if found.predictors:
-        description["predictor_recall"] = _recalls(model, found, held_out)
-    write_calibration(folder, description, _tensors(found, settings, presets, measured, cost, shape))
+        description["predictor_recall"] = _recalls(model, found.predictors, held_out)
+    tensors = {**_tensors(found, shape), **choice.tensors(), "measured_divergence": measured.float()}
+    write_calibration(folder, description, tensors)
     shutil.rmtree(kept)
     return folder
 
 
-def choose_counts(
-    settings: CalibrationSettings, preset: int, found: Collected, cost: Tensor, shape: AttentionShape
-) -> list[int]:
-    """Cluster counts of one preset by the rule that was asked for; a layer that would save nothing keeps all heads."""
-    error, kept = found.sums.mean("error"), found.sums.mean("kept")
-    if settings.rule == "budget":
-        return within_budget(cost, kept, shape.kv_heads, settings.saving[preset])
-    counts = (
-        towards_elbows(error, settings.elbow[preset])
-        if settings.rule == "elbow"
-        else within_tolerance(error, settings.tolerance[preset])
-    )
-    saves_nothing = [float(kept[at, count - 1]) >= shape.kv_heads for at, count in enumerate(counts)]
-    return [shape.heads if nothing else count for nothing, count in zip(saves_nothing, counts, strict=True)]
-
-
-def _described(
-    counts: list[int], settings: CalibrationSettings, found: Collected, shape: AttentionShape
-) -> dict[str, Any]:
-    saving = kv_saving(counts, found.sums.mean("kept"), shape.kv_heads)
-    return {"clusters": runs(counts), "kv_saving": round(saving, 6), "rule": settings.rule}
-
-
-def _tensors(
-    found: Collected,
-    settings: CalibrationSettings,
-    presets: Mapping[str, list[int]],
-    measured: Tensor,
-    cost: Tensor,
-    shape: AttentionShape,
-) -> dict[str, Tensor]:
+def _tensors(found: Collected, shape: AttentionShape) -> dict[str, Tensor]:
     tensors = {
         "error_curves": found.sums.mean("error").float(),
         "head_importance": found.sums.mean("importance").float(),
         "output_cost": found.sums.mean("output_cost").float(),
         "chai_output_cost": found.sums.mean("chai_cost").float(),
         "kept_kv_heads": found.sums.mean("kept").float(),
-        "measured_divergence": measured.float(),
-        "predicted_divergence": cost.float(),
+        "distance.last_row": found.sums.mean("distance_last_row").float(),
+        "distance.probe": found.sums.mean("distance_probe").float(),
     }
-    for kind in ("last_row", "probe"):
-        tensors[f"distance.{kind}"] = found.sums.mean(f"distance_{kind}").float()
-    for name, counts in presets.items():
-        tensors[f"static_membership.{name}"] = static_membership(tensors[f"distance.{settings.features}"], counts)
-        tensors[f"output_aware.{name}"] = output_aware_membership(found, counts, shape)
     if found.predictors:
         for layer in range(shape.layers):
             tensors[f"predictor.{layer}.down"] = found.predictors.down[layer].detach().half().cpu()
@@ -163,36 +122,10 @@ def _tensors(
     return tensors
 
 
-def static_membership(distance: Tensor, counts: Sequence[int]) -> Tensor:
-    """For each layer and head the lowest head of its cluster, `[layers, heads]`: average linkage on mean distances.
-
-    Parameters
-    ----------
-    distance : Tensor [layers, heads, heads]
-    counts : sequence of int
-    """
-    return torch.cat([average_linkage(distance[at : at + 1].double(), count) for at, count in enumerate(counts)])
-
-
-def output_aware_membership(found: Collected, counts: Sequence[int], shape: AttentionShape) -> Tensor:
-    """For each layer and head the head that serves it at the least cost: `[layers, heads]`.
-
-    Where query heads share K/V heads, as many of those are kept as CHAI's representatives keep on average.
-    """
-    cost, kept = found.sums.mean("output_cost"), found.sums.mean("kept")
-    return torch.stack(
-        [
-            representatives(cost[at], count, shape.kv_heads, max(round(float(kept[at, count - 1])), 1))
-            for at, count in enumerate(counts)
-        ]
-    )
-
-
-def _recalls(model: PreTrainedModel, found: Collected, held_out: Sequence[Tensor]) -> dict[str, Any]:
+def _recalls(model: PreTrainedModel, predictors: Predictors, held_out: Sequence[Tensor]) -> dict[str, Any]:
     """Share of the true top heads that predictors find on text that they have not seen, by sparsity and layer."""
-    assert found.predictors is not None
     by_sample = [
-        torch.stack([recall(found.predictors.scores(inputs), norms, each) for each in SPARSITIES])
+        torch.stack([recall(predictors.scores(inputs), norms, each) for each in SPARSITIES])
         for inputs, norms in heads_of(model, held_out)
     ]
     mean = torch.stack(by_sample).mean(0)  # [sparsities, layers]

@@ -89,17 +89,18 @@ def kv_saving(counts: Sequence[int], kept: Tensor, kv_heads: int) -> float:
     return _total(saved, counts)
 
 
-def predicted_divergence(output_error: Tensor, measured: Tensor, counts: Sequence[int]) -> Tensor:
-    """KL divergence of every layer and count, from output errors of all counts and measurements at a few.
+def sensitivity(output_error: Tensor, measured: Tensor, counts: Sequence[int]) -> Tensor:
+    """KL divergence per output error, of every layer and count, from measurements at a few counts.
 
-    Between and beyond the measured counts, divergence per output error is drawn as a line over the count: output errors
-    say how merges within a layer compare, measurements how layers do.
+    Between measured counts it is drawn as a line over the count, beyond them it stays what it was: output errors say
+    how merges within a layer compare, measurements how layers do.
 
     Parameters
     ----------
     output_error : Tensor [layers, heads]
+        Of what was measured.
     measured : Tensor [layers, n]
-        At `counts`, which ascend.
+        KL divergence at `counts`, which ascend.
 
     Returns
     -------
@@ -107,7 +108,7 @@ def predicted_divergence(output_error: Tensor, measured: Tensor, counts: Sequenc
     """
     heads = output_error.shape[1]
     at = torch.tensor(counts)
-    per_error = measured.double() / output_error[:, at - 1].double().clamp(min=1e-300)
+    per_error = measured.double().clamp(min=0) / output_error[:, at - 1].double().clamp(min=1e-300)
     columns = []
     for count in range(1, heads + 1):
         right = min(int((at < count).sum()), len(counts) - 1)
@@ -115,7 +116,7 @@ def predicted_divergence(output_error: Tensor, measured: Tensor, counts: Sequenc
         share = 0.0 if left == right else (count - counts[left]) / (counts[right] - counts[left])
         share = min(max(share, 0.0), 1.0)
         columns.append(per_error[:, left] * (1 - share) + per_error[:, right] * share)
-    return (torch.stack(columns, dim=1).clamp(min=0) * output_error.double()).clamp(min=0)
+    return torch.stack(columns, dim=1)
 
 
 def _total(saved: Tensor, counts: Sequence[int]) -> float:

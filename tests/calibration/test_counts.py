@@ -8,7 +8,7 @@ import torch
 from chai_eval.calibration.counts import (
     elbows,
     kv_saving,
-    predicted_divergence,
+    sensitivity,
     towards_elbows,
     within_budget,
     within_tolerance,
@@ -66,11 +66,16 @@ def test_a_layer_that_saves_nothing_keeps_all_heads() -> None:
     assert kv_saving(counts, kept, 3) >= 0.1
 
 
-def test_divergence_is_what_was_measured_where_it_was() -> None:
+def test_sensitivity_times_error_is_what_was_measured_where_it_was() -> None:
     error, measured = convex(), torch.rand(LAYERS, 2, generator=torch.Generator().manual_seed(1)).double()
-    found = predicted_divergence(error, measured, [2, 4])
-    torch.testing.assert_close(found[:, [1, 3]], measured)
-    per_error = measured / error[:, [1, 3]]
-    torch.testing.assert_close(found[:, 2], per_error.mean(1) * error[:, 2])
-    torch.testing.assert_close(found[:, 0], per_error[:, 0] * error[:, 0])
-    assert (found[:, HEADS - 1] == 0).all()
+    found = sensitivity(error, measured, [2, 4])
+    torch.testing.assert_close((found * error)[:, [1, 3]], measured)
+    torch.testing.assert_close(found[:, 2], (measured / error[:, [1, 3]]).mean(1))
+    torch.testing.assert_close(found[:, 0], found[:, 1])
+    torch.testing.assert_close(found[:, 5], found[:, 3])
+
+
+def test_a_single_measured_count_serves_all() -> None:
+    error = convex()
+    found = sensitivity(error, 2 * error[:, 2:3], [3])
+    torch.testing.assert_close(found, torch.full_like(found, 2))
