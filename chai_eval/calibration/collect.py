@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from chai_eval.attention import take_over
@@ -21,6 +20,7 @@ from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration.layers import output_factors, watching_inputs
 from chai_eval.calibration.observe import Observer
 from chai_eval.calibration.predictor import Predictors, fed
+from chai_eval.calibration.progress import progress
 from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.calibration.sums import Sums
 from chai_eval.data.text import batches
@@ -80,12 +80,12 @@ def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: Calibra
     factors = output_factors(model)
     digest, seen, saves = hashlib.sha256(), 0, _Saves(kept)
     size = max(settings.batch_tokens // settings.tokens, 1)
-    with tqdm(total=settings.samples, desc="attention", unit="sample", disable=None) as bar:
+    with progress(settings.samples, "attention", "sample") as advance:
         for tokens in batches(itertools.islice(samples, settings.samples), size):
             digest.update(tokens.numpy().astype("<i8").tobytes())
             found.tokens += tokens.numel()
             seen += len(tokens)
-            bar.update(len(tokens))
+            advance(len(tokens))
             found.sha256 = digest.hexdigest()
             if seen == done and found.sha256 != done_sha256:
                 raise RunError(f"text: not the one that {kept.parent} was begun with; remove that folder to begin anew")

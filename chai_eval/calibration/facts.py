@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
@@ -16,13 +15,14 @@ from chai_eval.attention.membership import average_linkage, cosine_distance
 from chai_eval.calibration.counts import elbows
 from chai_eval.calibration.kmeans import error_curve, gram
 from chai_eval.calibration.observe import probabilities_at
+from chai_eval.calibration.progress import progress
 from chai_eval.calibration.sums import Algorithm, FeatureKind, partition_errors, partitions
 
 
 @torch.no_grad()
 def correlation_and_error(
     model: PreTrainedModel,
-    batches: Iterable[Tensor],
+    batches: Sequence[Tensor],
     *,
     features: FeatureKind,
     algorithm: Algorithm,
@@ -34,7 +34,7 @@ def correlation_and_error(
 
     Parameters
     ----------
-    batches : iterable of Tensor [samples, tokens], int64
+    batches : sequence of Tensor [samples, tokens], int64
 
     Returns
     -------
@@ -66,22 +66,23 @@ def correlation_and_error(
         error[layer.index] += errors.sum(0)
         return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
 
-    with take_over(model, attend):
-        for tokens in tqdm(batches, desc="correlation", unit="batch", disable=None):
+    with take_over(model, attend), progress(len(batches), "correlation", "batch") as advance:
+        for tokens in batches:
             model.base_model(input_ids=tokens.to(model.device))
             samples += len(tokens)
+            advance(1)
     return correlation / max(samples, 1), error / max(samples, 1)
 
 
 @torch.no_grad()
 def follow_membership(
-    model: PreTrainedModel, batches: Iterable[Tensor], counts: Sequence[int], longest: int
+    model: PreTrainedModel, batches: Sequence[Tensor], counts: Sequence[int], longest: int
 ) -> list[Tensor]:
     """Membership by the first 1, 2, ... tokens.
 
     Parameters
     ----------
-    batches : iterable of Tensor [samples, tokens], int64
+    batches : sequence of Tensor [samples, tokens], int64
     counts : sequence of int
         Clusters of each layer.
     longest : int
@@ -105,9 +106,10 @@ def follow_membership(
         found[layer.index].append(torch.stack(by_length, dim=1))
         return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
 
-    with take_over(model, attend):
-        for tokens in tqdm(batches, desc="membership", unit="batch", disable=None):
+    with take_over(model, attend), progress(len(batches), "membership", "batch") as advance:
+        for tokens in batches:
             model.base_model(input_ids=tokens[:, :longest].to(model.device))
+            advance(1)
     return [torch.cat(each) for each in found]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration.folder import write_text
+from chai_eval.calibration.progress import progress
 from chai_eval.methods import build_method
 
 
@@ -49,13 +49,13 @@ def layer_divergence(
 
     tried = [only(layer, count) for layer in range(shape.layers) for count in counts]
     sums = []
-    with tqdm(total=len(samples) * len(tried), desc="sensitivity", unit="pass", disable=None) as bar:
+    with progress(len(samples) * len(tried), "sensitivity", "pass") as advance:
         for number, sample in enumerate(samples):
             file = kept / f"sensitivity-{number}.json"
             if not file.is_file():
-                write_text(file, json.dumps(divergences(model, sample, tried, bar.update)))
+                write_text(file, json.dumps(divergences(model, sample, tried, advance)))
             else:
-                bar.update(len(tried))
+                advance(len(tried))
             sums.append(json.loads(file.read_text(encoding="utf-8")))
     total = torch.tensor(sums, dtype=torch.float64).sum(0) / sum(map(len, samples))
     return total.view(shape.layers, len(counts))
@@ -66,7 +66,7 @@ def divergences(
     model: PreTrainedModel,
     sample: Tensor,
     contexts: Sequence[Callable[[], AbstractContextManager[object]]],
-    done: Callable[[], object],
+    done: Callable[[int], object],
 ) -> list[float]:
     """KL divergence, summed over a sample's tokens, from the model as it is to the model within each context.
 
@@ -80,5 +80,5 @@ def divergences(
         with context():
             other = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
         found.append((likely * (stock - other)).sum(-1).double().sum().item())
-        done()
+        done(1)
     return found
