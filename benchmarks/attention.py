@@ -1,0 +1,67 @@
+"""Attention of one clustered layer against `scaled_dot_product_attention` on all heads, on the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.attention_shapes import HEAD_DIM, HEADS, LayerTensors, layer_tensors
+from benchmarks.common import Row, compared, copies_beyond_caches, in_turn
+
+PEER = f"scaled_dot_product_attention, {HEADS} heads"
+# Between two ways to add up the same numbers in a precision.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def row(
+    what: str, queries: int, keys: int, clusters: int, dtype: torch.dtype, device: torch.device,
+    *, repetitions: int, reach: float | None,
+) -> Row:  # fmt: skip
+    """Time one shape.
+
+    Raises
+    ------
+    AssertionError
+        Where the result is not that of plain attention with every head's queries and keys its representative's.
+    """
+    layers = [layer_tensors(clusters, queries, keys, dtype=dtype, device=device, seed=0)]
+    for seed in range(1, copies_beyond_caches(layers[0].nbytes)):
+        layers.append(layer_tensors(clusters, queries, keys, dtype=dtype, device=device, seed=seed))
+    causal = queries == keys
+    check(layers[0], causal)
+    seconds = in_turn(
+        {"sdpa": lambda: plain(layers, causal), "clustered": lambda: [each.clustered() for each in layers]},
+        device,
+        repetitions=repetitions,
+    )
+    per_layer = {name: [each / len(layers) for each in times] for name, times in seconds.items()}
+    precision = str(dtype).removeprefix("torch.")
+    return Row(
+        what,
+        f"{HEADS} → {clusters}, d_h {HEAD_DIM}, {keys} keys, {precision}, {device}",
+        PEER,
+        compared(per_layer, "sdpa", "clustered"),
+        reach,
+        2 * HEADS / (HEADS + clusters),
+        {"queries": queries, "keys": keys, "clusters": clusters, "dtype": precision, "seconds": per_layer},
+    )
+
+
+def plain(layers: Sequence[LayerTensors], causal: bool) -> list[Tensor]:
+    """Every head by its own scores, by PyTorch's own kernel."""
+    return [
+        scaled_dot_product_attention(each.query, each.key, each.value, is_causal=causal, scale=each.scaling)
+        for each in layers
+    ]
+
+
+def check(layer: LayerTensors, causal: bool) -> None:
+    """Hold the clustered result against plain attention on expanded queries and keys."""
+    query, key = layer.expanded()
+    with torch.inference_mode():
+        expected = scaled_dot_product_attention(query, key, layer.value, is_causal=causal, scale=layer.scaling)
+        off = (layer.clustered() - expected).abs().max().item()
+    assert off < TOLERANCE[layer.value.dtype], f"clustered attention is {off:.2e} off"

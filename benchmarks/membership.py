@@ -1,0 +1,71 @@
+"""Membership of many requests at once against scipy's `cdist` and scikit-learn's clustering, request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import Row, compared, finish, parser
+from benchmarks.common import in_turn as timed_in_turn
+from chai_eval.attention import membership_of, probe_features, probe_probabilities
+
+HEADS, HEAD_DIM, PROBE = 32, 128, 5
+REACH = 10.0
+
+
+def main(given: Sequence[str] | None = None) -> list[Row]:
+    """Time both, print the table, write the record."""
+    options = parser(__doc__, repetitions=15)
+    options.add_argument("--requests", type=int, default=64)
+    options.add_argument("--clusters", type=int, default=4)
+    arguments = options.parse_args(given)
+    device = torch.device(arguments.device)
+    features, clusters = features_of(arguments.requests, device), arguments.clusters
+    reference = one_by_one(features, clusters)
+    found = membership_of(features, clusters).cluster.cpu()
+    same = sum(partition(mine) == partition(theirs) for mine, theirs in zip(found, reference, strict=True))
+    seconds = timed_in_turn(
+        {"one by one": lambda: one_by_one(features, clusters), "ours": lambda: membership_of(features, clusters)},
+        device,
+        repetitions=arguments.repetitions,
+    )
+    row = Row(
+        "membership of a layer",
+        f"{arguments.requests} requests, {HEADS} → {clusters}, {device}; {same} partitions equal",
+        "scipy cdist + scikit-learn per request",
+        compared(seconds, "one by one", "ours"),
+        REACH,
+        None,
+        {"requests": arguments.requests, "equal_partitions": same, "seconds": seconds},
+    )
+    return finish("membership", [row], arguments)
+
+
+def features_of(requests: int, device: torch.device) -> Tensor:
+    """What heads of random queries and keys attend to over the probe tokens: `[requests, heads, 15]`."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(requests, HEADS, PROBE, HEAD_DIM, generator=generator).to(device) for _ in range(2))
+    return probe_features(probe_probabilities(query, key, HEAD_DIM**-0.5))
+
+
+def one_by_one(features: Tensor, clusters: int) -> list[Tensor]:
+    """Labels of each request's heads, the way the paper's authors' code finds them."""
+    from scipy.spatial.distance import cdist
+    from sklearn.cluster import AgglomerativeClustering
+
+    labels = []
+    for heads in features.double().cpu().numpy():
+        model = AgglomerativeClustering(n_clusters=clusters, metric="precomputed", linkage="average")
+        labels.append(torch.from_numpy(model.fit_predict(cdist(heads, heads, metric="cosine"))))
+    return labels
+
+
+def partition(labels: Tensor) -> set[frozenset[int]]:
+    """Which heads are together, whatever the clusters are called."""
+    return {frozenset(torch.nonzero(labels == label).flatten().tolist()) for label in labels.unique()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Benchmarks run, check what they time, and say whether a promise is kept; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import attention, cache_bytes, decode, membership, prefill
+from benchmarks.attention_shapes import LayerTensors, layer_tensors
+from benchmarks.common import Row, table
+from chai_eval.measure.statistics import Ratio
+
+
+def test_decode_and_prefill_write_what_they_timed(tmp_path: Path) -> None:
+    few = ["--repetitions", "3", "--out", str(tmp_path)]
+    rows = decode.main(["--keys", "40,70", *few]) + prefill.main(["--queries", "33", *few])
+    assert len(rows) == 2 * 2 + 1
+    assert all(row.limit == 64 / 36 for row in rows)
+    record = json.loads((tmp_path / "decode.json").read_text())
+    assert [row["details"]["keys"] for row in record["rows"]] == [40, 70, 40, 70]
+    assert len(record["rows"][0]["details"]["seconds"]["clustered"]) == 3
+    assert record["threads"] == torch.get_num_threads()
+
+
+def test_a_wrong_result_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = layer_tensors(4, 1, 50, dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    attention.check(layer, causal=False)
+    monkeypatch.setattr(LayerTensors, "clustered", lambda each: each.value[:, :, :1])
+    with pytest.raises(AssertionError, match="off"):
+        attention.check(layer, causal=False)
+
+
+def test_the_cache_of_the_papers_model_is_what_the_formula_says(tmp_path: Path) -> None:
+    (row,) = cache_bytes.main(["--length", "32", "--models", "llama7b", "--no-process", "--out", str(tmp_path)])
+    assert row.met
+    assert row.reached.value == pytest.approx(1 / (1 - 0.19140625), rel=0.01)
+
+
+def test_memberships_that_are_timed_are_scikit_learns(tmp_path: Path) -> None:
+    (row,) = membership.main(["--requests", "5", "--repetitions", "1", "--out", str(tmp_path)])
+    assert row.details["equal_partitions"] == 5
+
+
+def test_the_table_says_what_is_promised_and_whether_it_is_kept() -> None:
+    kept = Row("a", "b", "c", Ratio(1.75, 1.7, 1.8), 1.7, 1.78)
+    broken = Row("a", "b", "c", Ratio(1.5, None, None), 1.7, 1.78)
+    unpromised = Row("a", "b", "c", Ratio(1.5, None, None))
+    lines = table([kept, broken, unpromised]).splitlines()[2:]
+    assert [line.split("|")[-2].strip() for line in lines] == ["yes", "NO", "–"]
+    assert "98.3 %" in lines[0]
