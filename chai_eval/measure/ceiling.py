@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from chai_eval.measure.clock import Clock, clock_for
+from chai_eval.measure.room import free_bytes
 from chai_eval.measure.work import Work
 
 # Large enough that no processor keeps it in its caches; GPUs need more before they reach full speed.
 CPU_BYTES, DEVICE_BYTES = 1 << 28, 1 << 31
 CPU_SIDE, DEVICE_SIDE = 2048, 8192
 TRIES = 5
+# Sizes are multiples of this, which every precision and the rows of the multiplied matrix divide.
+PAGE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,16 @@ def measure_ceiling(
         Rows and columns of the multiplied matrices.
     """
     clock = clock or clock_for(device)
-    nbytes = nbytes or (CPU_BYTES if device.type == "cpu" else DEVICE_BYTES)
+    nbytes = nbytes or _size(device)
     side = side or (CPU_SIDE if device.type == "cpu" else DEVICE_SIDE)
     copied, read = _bytes_per_second(device, dtype, clock, nbytes)
     return Ceiling(copied, read, _flops_per_second(device, dtype, clock, side))
+
+
+def _size(device: torch.device) -> int:
+    """Bytes to copy: as many as wanted, but no more than an eighth of what is free."""
+    wanted, free = CPU_BYTES if device.type == "cpu" else DEVICE_BYTES, free_bytes(device)
+    return wanted if free is None else max(min(wanted, free // 8) // PAGE * PAGE, PAGE)
 
 
 def _bytes_per_second(device: torch.device, dtype: torch.dtype, clock: Clock, nbytes: int) -> tuple[float, float]:

@@ -33,7 +33,7 @@ Measure a model's latency and memory under its own attention and under methods, 
 Model, method and results_dir as for python -m chai_eval (see its --help). weights=random measures a model whose weights
 nobody has here, layers=4 its first layers only.
 
-  python -m chai_eval.measure model=llama7b weights=random layers=4 dtype=bfloat16 measure.lengths=[512,1024]
+  python -m chai_eval.measure model=llama7b weights=random layers=4 method.clusters=[[4,4]] dtype=bfloat16
 """
 
 

@@ -62,7 +62,7 @@ def test_methods_are_measured_side_by_side(small: Path, capsys: pytest.CaptureFi
 
 def test_layers_that_were_left_out_are_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "measure=latency", "layers=2", "method.clusters=[8,3]"]) == 0
-    assert "only the first 2 layers of the model" in capsys.readouterr().out
+    assert "2 of its 4 layers only" in capsys.readouterr().out
     assert recorded(small)[0]["model"]["layers"] == 2
 
 
