@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import textwrap
@@ -42,6 +43,7 @@ def run_command(config: str, usage: str, work: Callable[[Mapping[str, Any], Sequ
         sys.stdout.write(usage + "\n" + _settings_help(config))
         return 0
     quiet_libraries()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         work(composed(config, arguments), arguments)
     except SettingError as error:

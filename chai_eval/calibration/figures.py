@@ -70,8 +70,8 @@ def error_figure(table: pd.DataFrame) -> Figure:
         axes.set_ylim(-0.05, 1.05)
 
     figure = _by_layer(table, draw)
-    figure.supxlabel("clusters (dot: elbow)")
-    figure.supylabel("error, relative to a single cluster")
+    figure.supxlabel("clusters (dot: elbow)", fontsize=8)
+    figure.supylabel("error, relative to a single cluster", fontsize=8)
     return figure
 
 
@@ -101,9 +101,10 @@ def size_figure(table: pd.DataFrame) -> Figure:
 
 def _by_layer(table: pd.DataFrame, draw: Callable[[Axes, pd.DataFrame], None]) -> Figure:
     layers = list(table.groupby("layer"))
-    rows = ceil(len(layers) / COLUMNS)
-    figure = _figure((1.7 * COLUMNS, 1.6 * rows + 0.6))
-    grid = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
+    columns = min(COLUMNS, len(layers))
+    rows = ceil(len(layers) / columns)
+    figure = _figure((1.7 * columns, 1.6 * rows + 0.6))
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
     for axes, (number, layer) in zip(grid, layers, strict=False):
         draw(axes, layer)
         axes.set_title(f"layer {number}", fontsize=7)

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from chai_eval.errors import RunError
@@ -31,7 +31,7 @@ def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Map
         folder.mkdir(parents=True, exist_ok=True)
         beside = [folder / f".{name}.{os.getpid()}" for name in (TENSORS, DESCRIPTION)]
         try:
-            save_file({name: each.contiguous() for name, each in tensors.items()}, beside[0])
+            beside[0].write_bytes(save({name: each.contiguous() for name, each in tensors.items()}))
             beside[1].write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
             (folder / DESCRIPTION).unlink(missing_ok=True)
             beside[0].replace(folder / TENSORS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import attention_shape
+from chai_eval.data import cache_dir
 from chai_eval.errors import SettingError
 from chai_eval.resources import conf_dir, paper_dir
 
@@ -25,8 +27,19 @@ def preset_files() -> dict[str, Path]:
     return {file.stem: file for file in sorted((conf_dir() / "clusters").glob("*.json"))}
 
 
+def calibrated_presets() -> dict[str, list[list[int]]]:
+    """Run-length lists of calibrations, as `<model>-balanced` and the like; a user's own go before those we ship."""
+    found: dict[str, list[list[int]]] = {}
+    for root in (conf_dir() / "calibration", cache_dir() / "calibration"):
+        for file in sorted(root.glob("*/calibration.json")):
+            with suppress(ValueError, KeyError, TypeError, OSError):  # said by whoever asks for that calibration
+                presets = json.loads(file.read_text(encoding="utf-8"))["presets"]
+                found |= {f"{file.parent.name}-{preset}": each["clusters"] for preset, each in presets.items()}
+    return found
+
+
 def preset_runs(name: str) -> list[list[int]]:
-    """Run-length list of a preset: our own, or one that the paper's authors published.
+    """Run-length list of a preset: our own, one that the paper's authors published, or one of a calibration.
 
     Raises
     ------
@@ -39,9 +52,11 @@ def preset_runs(name: str) -> list[list[int]]:
     published: dict[str, Any] = json.loads((paper_dir() / "cluster_counts.json").read_text())
     if name in published:
         return published[name]["runs"]
-    raise SettingError(
-        f"method.clusters: no preset {name!r}; allowed: {', '.join(sorted({*own, *published}))}, or a list of counts"
-    )
+    calibrated = calibrated_presets()
+    if name in calibrated:
+        return calibrated[name]
+    allowed = ", ".join(sorted({*own, *published, *calibrated}))
+    raise SettingError(f"method.clusters: no preset {name!r}; allowed: {allowed}, or a list of counts")
 
 
 def check_clusters(spec: object) -> None:

@@ -16,6 +16,7 @@ from chai_eval.calibration.command import composed
 from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
+from chai_eval.methods.clusters import preset_runs
 from chai_eval.models import load_model
 
 WORDS = "the cat sat on a mat while rain fell over hills and old men told tales of ships"
@@ -63,6 +64,14 @@ def test_methods_read_what_calibration_wrote(text: str, tmp_path: Path) -> None:
     assert description["provenance"]["samples"] == 12
     assert 0.5 <= description["predictor_recall"]["0.5"]["mean"] <= 1
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_counts_of_a_calibration_are_presets(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAI_EVAL_CACHE", str(tmp_path))
+    folder = calibrate(replace(settings(text, tmp_path), out=None), "command")
+    assert folder == tmp_path / "calibration" / "tiny_llama_random"
+    presets = json.loads((folder / "calibration.json").read_text())["presets"]
+    assert preset_runs("tiny_llama_random-aggressive") == presets["aggressive"]["clusters"]
 
 
 def test_interrupted_calibration_ends_as_an_uninterrupted_one(
