@@ -88,27 +88,36 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     Tensor [rows, heads], int64
         For each head the lowest head of its cluster.
     """
+    # A batch is small, so what a step costs is its number of operations: both clusters of a pair go through one.
     rows, heads, _ = distance.shape
     device = distance.device
-    row = torch.arange(rows, device=device)
     apart = distance.clone()
     apart.diagonal(dim1=-2, dim2=-1).fill_(float("inf"))
-    size = torch.ones(rows, heads, dtype=distance.dtype, device=device)
-    lowest = torch.arange(heads, device=device).repeat(rows, 1)
+    flat = apart.view(rows * heads, heads)
+    start = torch.arange(rows, device=device) * heads  # of each row's block in `flat`
+    size = torch.ones(rows * heads, 1, dtype=distance.dtype, device=device)
+    into = torch.arange(heads, device=device).repeat(rows)  # the head whose cluster each was merged into
+    new = torch.full((2, rows, heads), float("inf"), dtype=distance.dtype, device=device)
     for _ in range(heads - clusters):
-        flat = apart.view(rows, -1)
-        tied = flat <= flat.amin(1, keepdim=True) + TIE
-        pair = tied.to(torch.uint8).argmax(1)  # the first that ties: lowest head, then lowest partner
-        keep, gone = pair // heads, pair % heads
-        size_keep, size_gone = size[row, keep, None], size[row, gone, None]
-        merged = (apart[row, keep] * size_keep + apart[row, gone] * size_gone) / (size_keep + size_gone)
-        merged[row, gone] = float("inf")
-        apart[row, keep] = merged
-        apart[row, :, keep] = merged
-        apart[row, gone] = float("inf")
-        apart[row, :, gone] = float("inf")
-        size[row, keep] += size[row, gone]
-        lowest = torch.where(lowest == gone[:, None], keep[:, None], lowest)
+        # The first head that has a smallest distance, then its first partner at that distance: lowest heads first.
+        nearest = apart.amin(2)
+        limit = nearest.amin(1, keepdim=True).add_(TIE)
+        keep = (nearest <= limit).view(torch.uint8).argmax(1)
+        gone = (flat.index_select(0, start + keep) <= limit).view(torch.uint8).argmax(1)
+        pair = torch.stack((keep, gone))  # [2, rows]
+        place = (pair + start).flatten()
+        sizes = size.index_select(0, place)
+        both = sizes[:rows] + sizes[rows:]
+        weighted = flat.index_select(0, place).mul_(sizes)
+        # The kept cluster's distances become the mean weighted by size; the other's, and to the other, infinite.
+        torch.add(weighted[:rows], weighted[rows:], out=new[0]).div_(both).scatter_(1, gone[:, None], float("inf"))
+        flat.index_copy_(0, place, new.view(2 * rows, heads))
+        apart.scatter_(2, pair.t()[:, None].expand(-1, heads, -1), new.permute(1, 2, 0))
+        size.index_copy_(0, place[:rows], both)
+        into.index_copy_(0, place[rows:], keep)
+    lowest = into.view(rows, heads)
+    for _ in range(max(heads - 1, 1).bit_length()):  # follow merges of merges
+        lowest = lowest.gather(1, lowest)
     return lowest
 
 
