@@ -98,6 +98,12 @@ class RowLayer(CacheLayerMixin):
         self.width = rows.key_columns(rows.length)
         return self.keys[:, :, : self.width], self.values[:, :, : self.width]
 
+    def with_room(self) -> tuple[Tensor, Tensor]:
+        """Keys and values with the free room behind them, which holds nothing that counts: `[rows, kept, room, d]`."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
     def _stored(self, buffer: Tensor | None, new: Tensor, rows: Rows) -> Tensor:
         if rows.past is None or buffer is None:
             return new.contiguous()

@@ -113,6 +113,7 @@ def shared_attention(
     kept_query : Tensor [rows, clusters, queries, head_dim]
         From column `first` on.
     kept_key : Tensor [rows, kept, keys, head_dim]
+        There may be free room behind the keys that count; so in `value`.
     slot : Tensor [rows, clusters], int64, or None
         Which of the kept key heads each representative reads (under grouped-query attention several may read the
         same); None where they correspond one to one.
@@ -131,10 +132,7 @@ def shared_attention(
         out = shared_attention(kept_query, kept_key, value, alone, rows, scaling, slot=slot, first=first, window=window)
         return out.gather(1, membership.cluster[:, :, None, None].expand(-1, -1, queries, value.shape[-1]))
     if queries <= FEW_QUERIES:
-        keys = rows.key_columns(first + queries)
-        return decode.attend(
-            kept_query, kept_key[:, :, :keys], slot, value[:, :, :keys], membership, rows, scaling, first, window
-        )
+        return decode.attend(kept_query, kept_key, slot, value, membership, rows, scaling, first, window)
     if slot is not None:
         kept_key = kept_key[torch.arange(count, device=value.device)[:, None], slot]
     return prefill.attend(kept_query, kept_key, value, membership, rows, scaling, first, window)

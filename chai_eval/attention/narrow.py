@@ -181,9 +181,9 @@ class NarrowAttention:
             value = store.narrow["value"](hidden)
         else:
             value = self._every(self.module.v_proj, hidden)
-        keys, values = store.append(key, value, run.rows)
+        store.append(key, value, run.rows)
         return shared_attention(
-            query, keys, values, membership, run.rows, self._scaling,
+            query, *store.with_room(), membership, run.rows, self._scaling,
             slot=store.slot, window=self.family.window(self.module), share_value=self.plan.share_value,
         )  # fmt: skip
 

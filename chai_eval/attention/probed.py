@@ -15,7 +15,6 @@ from chai_eval.attention.membership import Membership
 from chai_eval.attention.probe import probe_probabilities, repeat_heads
 
 # From queries `[rows, heads, probe, head_dim]` and keys `[rows, kv_heads, probe, head_dim]` of the probe tokens to the
-# membership of every row.
 # membership of every row; the last is the scaling of their products.
 Choose = Callable[[Tensor, Tensor, float], Membership]
 
@@ -195,9 +194,9 @@ def attend_kept(
     row = torch.arange(query.shape[0], device=query.device)[:, None]
     kept_query = query[row, store.membership.representative]
     kept_value = store.kept(value) if share_value else value
-    keys, values = store.append(store.kept(key), kept_value, run.rows)
+    store.append(store.kept(key), kept_value, run.rows)
     return shared_attention(
-        kept_query, keys, values, store.membership, run.rows, layer.scaling,
+        kept_query, *store.with_room(), store.membership, run.rows, layer.scaling,
         slot=store.slot, window=layer.window, share_value=share_value,
     )  # fmt: skip
 

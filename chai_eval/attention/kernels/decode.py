@@ -28,33 +28,46 @@ def attend(
     Parameters
     ----------
     kept_query : Tensor [rows, clusters, queries, head_dim]
-    kept_key : Tensor [rows, kept, keys, head_dim]
+    kept_key : Tensor [rows, kept, room, head_dim]
+        With whatever free room the cache has behind the keys in use.
     slot : Tensor [rows, clusters], int64, or None
         Which of the kept key heads each representative reads; None where they correspond one to one.
-    value : Tensor [rows, kv_heads, keys, head_dim]
+    value : Tensor [rows, kv_heads, room, head_dim]
 
     Returns
     -------
     Tensor [rows, heads, queries, head_dim]
     """
     count, queries = kept_query.shape[0], kept_query.shape[2]
-    kv_heads, keys = value.shape[1], value.shape[2]
-    heads = membership.cluster.shape[1]
+    kv_heads, heads = value.shape[1], membership.cluster.shape[1]
+    keys = rows.key_columns(first + queries)
+    if not _reads_whole(kept_key, value):
+        kept_key, value = kept_key[:, :, :keys], value[:, :, :keys]
+    room = value.shape[2]
+    kept_query = kept_query * scaling
     if slot is None:
         scores = torch.matmul(kept_query, kept_key.transpose(-1, -2))
     else:
         # Every representative against every kept key head, and the right one taken: keys are read once, not copied.
         every = torch.matmul(kept_query[:, :, None], kept_key[:, None].transpose(-1, -2))
-        where = slot[:, :, None, None, None].expand(-1, -1, 1, queries, keys)
+        where = slot[:, :, None, None, None].expand(-1, -1, 1, queries, room)
         scores = every.gather(2, where)[:, :, 0]
-    scores = scores * scaling
     seen = rows.visible(first, first + queries, window)
     if seen is None and rows.past is None:  # plain causality: a short request from its first token on
         seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril()
     if seen is not None:
-        scores = scores.masked_fill(~seen, float("-inf"))
+        scores[..., :keys].masked_fill_(~seen, float("-inf"))
+    scores[..., keys:] = float("-inf")
     probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    of_head = probabilities.gather(1, membership.cluster[:, :, None, None].expand(-1, -1, queries, keys))
+    of_head = probabilities.gather(1, membership.cluster[:, :, None, None].expand(-1, -1, queries, room))
     # Heads that share a value head are rows of one product.
-    joint = of_head.reshape(count, kv_heads, heads // kv_heads * queries, keys)
+    joint = of_head.reshape(count, kv_heads, heads // kv_heads * queries, room)
     return torch.matmul(joint, value).view(count, heads, queries, value.shape[-1])
+
+
+def _reads_whole(kept_key: Tensor, value: Tensor) -> bool:
+    """Whether buffers are better read with their free room than through a view of what is in use.
+
+    PyTorch's product of low precision on a CPU copies a view before it reads it. Free room holds zeros.
+    """
+    return value.device.type == "cpu" and value.dtype != torch.float32 and kept_key.shape[2] == value.shape[2]
