@@ -11,7 +11,7 @@ demo: assets
 	$(BIN)/python -m chai_eval
 
 test: $(VENV)/.installed-dev assets
-	HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 	$(MAKE) --no-print-directory lint
 
 lint: $(VENV)/.installed-dev
