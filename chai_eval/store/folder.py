@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 JOURNAL = "journal.jsonl"
 ATTEMPT = "attempt.json"
 FAILURE = "failed.json"
+
+# Seconds between signs of life of a process that waits for another.
+PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,16 @@ class ResultFolder:
         return self.path / JOURNAL
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, while_waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold the folder for this process; a second process says who holds it, and waits.
 
+        Parameters
+        ----------
+        while_waiting
+            Called every few seconds of it.
+
+        Notes
+        -----
         Locks are kept apart from the results, and are never deleted: removing a lock file that another process
         has just opened would let a third one in.
         """
@@ -68,7 +78,8 @@ class ResultFolder:
                 lock.acquire(timeout=0)
             except Timeout:
                 log.warning("%s is being scored by %s; waiting for it", self.path, _read_holder(holder))
-                lock.acquire()
+                while not _acquired(lock, PATIENCE):
+                    while_waiting()
             holder.write_text(_this_process(), encoding="utf-8")
         except OSError as error:
             raise RunError(f"results_dir: {path} can't be locked: {error.strerror or error}") from error
@@ -118,6 +129,14 @@ class ResultFolder:
             (self.path / name).unlink(missing_ok=True)
         for left_by_a_kill in self.path.glob(".*.tmp"):
             left_by_a_kill.unlink(missing_ok=True)
+
+
+def _acquired(lock: FileLock, seconds: float) -> bool:
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout:
+        return False
+    return True
 
 
 def check_writable(results_dir: Path) -> None:

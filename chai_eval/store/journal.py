@@ -47,6 +47,10 @@ class Journal:
         """Return the payload of a scored request, None when it isn't scored yet."""
         return self._scored.get(request_key)
 
+    def entries(self) -> dict[str, Any]:
+        """Return all scored requests."""
+        return dict(self._scored)
+
     def append_many(self, scored: Iterable[tuple[str, Any]]) -> None:
         """Append scored requests and wait until they are on the disk.
 
