@@ -64,8 +64,8 @@ def run(settings: Settings, session: Session) -> Report:
     for name in names:
         try:
             prepared = session.prepared(name, settings.task, settings.seed)
-            mha = result(settings.baseline(), loaded, baseline, prepared)
-            other = None if method.name == "mha" else result(settings, loaded, method, prepared)
+            mha = result(settings.baseline(), loaded, baseline, prepared, session.ranks)
+            other = None if method.name == "mha" else result(settings, loaded, method, prepared, session.ranks)
             paper = published(settings.model.paper, method.name, name)
             rows.append(row(name, primary_metric(name), mha, other, paper))
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from chai_eval.errors import failure_line
+from chai_eval.errors import RunError, failure_line
+from chai_eval.scoring.ranks import Ranks
 from chai_eval.session import LoadedModel
 from chai_eval.settings import Settings
 from chai_eval.store import Journal, ResultFolder, read_record, read_samples, result_key, write_record
@@ -21,6 +23,7 @@ from chai_eval.store.provenance import git_revision, machine, versions
 if TYPE_CHECKING:
     from chai_eval.methods import Method
     from chai_eval.scoring.evaluate import PreparedTask
+    from chai_eval.scoring.lm import Scored
 
 log = logging.getLogger(__name__)
 
@@ -37,29 +40,49 @@ class Result:
     samples: pd.DataFrame
 
 
-def result(settings: Settings, loaded: LoadedModel, method: Method, prepared: PreparedTask) -> Result:
+def result(
+    settings: Settings, loaded: LoadedModel, method: Method, prepared: PreparedTask, ranks: Ranks | None = None
+) -> Result:
     """Return the result of a method on a task: an earlier one of the same key, or a new one.
 
     An unfinished earlier one is gone on with. Where another process is scoring the same result, this one waits
     and takes what that one recorded.
+
+    Parameters
+    ----------
+    ranks
+        Processes that score it together: the first decides, locks and writes, and all return the same.
 
     Raises
     ------
     RunError
         Where scoring fails; `status` then says why.
     """
+    ranks = ranks or Ranks()
     parts = key_parts(settings, loaded, method, prepared)
     name = prepared.task_name
     folder = ResultFolder(settings.results_dir, settings.model.name, name, method.name, result_key(parts))
-    if read_record(folder.path) is None or folder.journal.exists():
-        with folder.held():
-            if read_record(folder.path) is None:
-                _score(settings, loaded, method, prepared, folder, parts)
-                return _read(folder)
-            # Killed between writing the record and this.
-            folder.tidy()
-    log.info("%s, %s: finished before, taken from %s", name, method.name, folder.path)
-    return _read(folder)
+    with ranks.together(), ExitStack() as kept:
+        if len(set(ranks.gather(folder.key))) > 1:
+            raise RunError(f"{name}, {method.name}: the {ranks.size} processes differ in model, documents or versions")
+        if ranks.broadcast(ranks.first and _unfinished(folder, kept, ranks)):
+            _score(settings, loaded, method, prepared, folder, parts, ranks)
+        else:
+            log.info("%s, %s: finished before, taken from %s", name, method.name, folder.path)
+        found: Result = ranks.broadcast(_read(folder) if ranks.first else None)
+    return found
+
+
+def _unfinished(folder: ResultFolder, kept: ExitStack, ranks: Ranks) -> bool:
+    """Whether there is anything to score; the folder is held then, as long as `kept` is open."""
+    if read_record(folder.path) is not None and not folder.journal.exists():
+        return False
+    kept.enter_context(folder.held(ranks.pulse))
+    if read_record(folder.path) is None:
+        return True
+    # Killed between writing the record and this.
+    folder.tidy()
+    return False
 
 
 def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared: PreparedTask) -> dict[str, Any]:
@@ -97,16 +120,15 @@ def _score(
     prepared: PreparedTask,
     folder: ResultFolder,
     parts: Mapping[str, Any],
+    ranks: Ranks,
 ) -> None:
     from chai_eval.scoring.evaluate import score
 
     started = time.monotonic()
     note = {"config": settings.as_config(), "n_requests": prepared.n_requests}
-    before = folder.begin(note)
+    before = folder.begin(note) if ranks.first else 0.0
     try:
-        with Journal(folder.journal) as journal:
-            before_this = f", going on after {len(journal)} of them" if len(journal) else ""
-            log.info("%s, %s: scoring %d requests%s", folder.task, folder.method, prepared.n_requests, before_this)
+        with _journal(folder, prepared, ranks) as journal:
             scores = score(
                 loaded.model,
                 loaded.tokenizer,
@@ -114,7 +136,10 @@ def _score(
                 prepared,
                 batch_tokens=settings.batch_tokens,
                 journal=journal,
+                ranks=ranks,
             )
+        if scores is None:
+            return
         record = {
             "model": folder.model,
             "task": folder.task,
@@ -129,14 +154,29 @@ def _score(
             "machine": machine(),
             "device": loaded.device,
             "batch": scores.batch,
+            "processes": ranks.size,
             "wall_seconds": round(before + time.monotonic() - started, 3),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         write_record(folder.path, record, scores.samples)
     except Exception as error:
-        folder.fail(failure_line(error))
+        if ranks.first:
+            folder.fail(failure_line(error))
         raise
     folder.tidy()
+
+
+def _journal(folder: ResultFolder, prepared: PreparedTask, ranks: Ranks) -> AbstractContextManager[Scored]:
+    """The journal, or in all processes but the first a copy of what it holds."""
+    from chai_eval.scoring.lm import InMemory
+
+    if not ranks.first:
+        return nullcontext(InMemory(ranks.broadcast(None)))
+    journal = Journal(folder.journal)
+    ranks.broadcast(journal.entries())
+    before_this = f", going on after {len(journal)} of them" if len(journal) else ""
+    log.info("%s, %s: scoring %d requests%s", folder.task, folder.method, prepared.n_requests, before_this)
+    return journal
 
 
 def _read(folder: ResultFolder) -> Result:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from chai_eval.scoring.ranks import Ranks
 from chai_eval.settings import ModelSettings, TaskSettings
 from chai_eval.store import numeric_code_version
 
@@ -69,9 +70,12 @@ class Session:
     ----------
     loader
         Loads a model.
+    ranks
+        Processes that score together, this one among them.
     """
 
     loader: Callable[[ModelSettings], LoadedModel] = load
+    ranks: Ranks = field(default_factory=Ranks)
     _loaded: tuple[ModelSettings, LoadedModel] | None = None
     _tasks: dict[Any, Any] = field(default_factory=dict)
     _prepared: dict[Any, PreparedTask] = field(default_factory=dict)
@@ -82,7 +86,8 @@ class Session:
         if self._loaded is None or self._loaded[0] != wanted:
             # The old one goes first: there may not be room for both.
             self._loaded = None
-            self._loaded = (wanted, self.loader(settings))
+            with self.ranks.together():
+                self._loaded = (wanted, self.loader(_placed(settings, self.ranks)))
         return self._loaded[1]
 
     def task(self, name: str, settings: TaskSettings) -> Any:
@@ -91,7 +96,8 @@ class Session:
 
         key = (name, settings.source, settings.data_dir)
         if key not in self._tasks:
-            self._tasks[key] = load_task(name, source=settings.source, data_dir=settings.data_dir)
+            with self.ranks.together():
+                self._tasks[key] = load_task(name, source=settings.source, data_dir=settings.data_dir)
         return self._tasks[key]
 
     def prepared(self, name: str, settings: TaskSettings, seed: int) -> PreparedTask:
@@ -100,8 +106,22 @@ class Session:
 
         key = (name, settings.source, settings.data_dir, settings.limit, seed)
         if key not in self._prepared:
-            self._prepared[key] = prepare(self.task(name, settings), limit=settings.limit, seed=seed)
+            task = self.task(name, settings)
+            with self.ranks.together():
+                self._prepared[key] = prepare(task, limit=settings.limit, seed=seed)
         return self._prepared[key]
+
+
+def _placed(settings: ModelSettings, ranks: Ranks) -> ModelSettings:
+    """Give each of several processes a GPU of its own."""
+    if ranks.size == 1 or settings.device not in ("auto", "cuda"):
+        return settings
+    import torch
+
+    if not torch.cuda.is_available():
+        return settings
+    torch.cuda.set_device(ranks.local_rank)
+    return replace(settings, device=f"cuda:{ranks.local_rank}")
 
 
 def _vocabulary(tokenizer: Any) -> str:

@@ -136,7 +136,7 @@ class Scorer:
         self.batches = 0
         self.stop: BaseException | None = None
 
-    def __call__(self, model: Any, tokenizer: Any, method: Any, prepared: Prepared, *, batch_tokens: Any, journal: Any):
+    def __call__(self, model: Any, tokenizer: Any, method: Any, prepared: Any, *, batch_tokens: Any, journal: Any, **_):
         for first in (0, 2):
             if all(journal.get(str(index)) is not None for index in (first, first + 1)):
                 continue

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chai_eval.cli.console import quiet_libraries
 from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.scoring.ranks import Ranks, ranks_of
 
 if TYPE_CHECKING:
     from chai_eval.session import Session
@@ -34,7 +37,34 @@ def main(arguments: Sequence[str] | None = None, session: Session | None = None)
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(given, session)
+        ranks = ranks_of()
+    except RunError as error:
+        return _say(failure_line(error), 1)
+    if ranks.size == 1:
+        return _run(given, session, ranks)
+    try:
+        with nullcontext() if ranks.first else _silence(debug=wants_traceback(given)):
+            return _run(given, session, ranks)
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+        ranks.leave()
+
+
+@contextmanager
+def _silence(*, debug: bool) -> Iterator[None]:
+    """Print nothing, but for what may help to find an error."""
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        redirect_stdout(nowhere),
+        nullcontext() if debug else redirect_stderr(nowhere),
+    ):
+        yield
+
+
+def _run(given: list[str], session: Session | None, ranks: Ranks) -> int:
+    try:
+        return _dispatch(given, session, ranks)
     except SettingError as error:
         return _say(failure_line(error), 2)
     except RunError as error:
@@ -57,7 +87,7 @@ def wants_traceback(given: Sequence[str]) -> bool:
     return "debug=true" in [each.lower() for each in given] or os.environ.get("HYDRA_FULL_ERROR", "0") != "0"
 
 
-def _dispatch(given: list[str], session: Session | None) -> int:
+def _dispatch(given: list[str], session: Session | None, ranks: Ranks) -> int:
     from chai_eval.cli.help import help_text
 
     if any(each in HELP for each in given):
@@ -81,7 +111,7 @@ def _dispatch(given: list[str], session: Session | None) -> int:
 
     from chai_eval.cli.sweep import run_jobs
 
-    return run_jobs(rest, multirun=multirun, debug=wants_traceback(given), session=session)
+    return run_jobs(rest, multirun=multirun, debug=wants_traceback(given), session=session, ranks=ranks)
 
 
 def _say(line: str, status: int) -> int:

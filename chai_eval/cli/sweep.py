@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chai_eval.cli.overrides import jobs_of
-from chai_eval.errors import RunError
+from chai_eval.cli.overrides import Job, jobs_of
+from chai_eval.errors import RunError, SettingError
+from chai_eval.scoring.ranks import Ranks
 from chai_eval.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,22 +26,38 @@ class Outcome:
     failures: tuple[Failure, ...]
 
 
-def run_jobs(arguments: Sequence[str], *, multirun: bool, debug: bool, session: Session | None = None) -> int:
+def run_jobs(
+    arguments: Sequence[str],
+    *,
+    multirun: bool,
+    debug: bool,
+    session: Session | None = None,
+    ranks: Ranks | None = None,
+) -> int:
     """Run what the arguments ask for and print its tables; return the exit status.
+
+    Parameters
+    ----------
+    ranks
+        Processes that do this together; only the first prints.
 
     Raises
     ------
     SettingError
         For a wrong setting of any job; none has been started then.
     """
+    ranks = ranks or Ranks()
     jobs = jobs_of(arguments, multirun=multirun)
+    if ranks.size > 1:
+        for job in jobs:
+            _check_together(job, ranks)
 
     # From here on torch and lm-eval are needed, which take seconds to import; a mistyped setting is told before.
     from chai_eval.cli.launch import launch
     from chai_eval.run import check
     from chai_eval.session import Session
 
-    session = session or Session()
+    session = session or Session(ranks=ranks)
     for job in jobs:
         try:
             check(job.settings, session)
@@ -60,6 +77,25 @@ def run_jobs(arguments: Sequence[str], *, multirun: bool, debug: bool, session: 
             outcomes.append(attempt(job.settings, session, job.label))
             _print(outcomes[-1], debug)
     return _conclude(outcomes, multirun)
+
+
+def _check_together(job: Job, ranks: Ranks) -> None:
+    """Refuse what several processes can't do together."""
+    import torch
+
+    model, started = job.settings.model, f"with {ranks.size} processes of accelerate or torchrun"
+    if job.launcher != "basic":
+        raise SettingError(f"launcher: {job.launcher!r} given {started}; allowed: basic, or one process")
+    if model.device_map is not None:
+        raise SettingError(f"model.device_map: {model.device_map!r} given {started}; allowed: null, or one process")
+    if job.settings.measure is not None:
+        raise SettingError(f"measure: given {started}; allowed: off, or one process")
+    gpus = torch.cuda.device_count()
+    if model.device in ("auto", "cuda") and 0 < gpus < ranks.local_size:
+        raise SettingError(
+            f"model.device: {model.device!r} given with {ranks.local_size} processes on {gpus} GPUs; "
+            f"allowed: at most {gpus} processes, or a device that they share"
+        )
 
 
 def attempt(settings: Settings, session: Session, label: str) -> Outcome:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored
+from chai_eval.scoring.ranks import Ranks
 
 # Resamplings for the standard errors that have no formula (perplexity and the like); means have one.
 BOOTSTRAP_ITERATIONS = 1000
@@ -29,7 +30,7 @@ class PreparedTask:
     Attributes
     ----------
     prompts_hash : str
-        Of every prompt and continuation, in order.
+        Of every prompt, continuation and document, in order.
     config_hash : str
         Of the task as lm-eval resolved it: templates, splits, metrics, filters.
     """
@@ -81,7 +82,10 @@ def prepare(task: Task, *, limit: int | None, seed: int) -> PreparedTask:
     instances = task.instances
     if not instances:
         raise RunError(f"task: {task.config.task} has no documents")
-    prompts = [[instance.doc_id, instance.idx, instance.request_type, instance.args] for instance in instances]
+    # The documents too: what is right is in them, and in no prompt.
+    prompts = [
+        [instance.doc_id, instance.idx, instance.request_type, instance.args, instance.doc] for instance in instances
+    ]
     return PreparedTask(
         task,
         str(task.config.task),
@@ -103,7 +107,8 @@ def score(
     batch_tokens: int | None = None,
     journal: Scored | None = None,
     progress: bool = True,
-) -> Scores:
+    ranks: Ranks | None = None,
+) -> Scores | None:
     """Score a task under a method.
 
     Parameters
@@ -114,13 +119,22 @@ def score(
         Most tokens in a forward pass; None chooses by the device.
     journal : Scored or None
         Requests found there are not scored again, and those scored are added.
+    ranks : Ranks or None
+        Processes that share the work; all must have been given the same, journalled requests included.
+
+    Returns
+    -------
+    Scores or None
+        None in all processes but the first.
 
     Raises
     ------
     RunError
         For logits that are not finite.
     """
-    budget = batch_tokens or default_batch_tokens(model)
+    ranks = ranks or Ranks()
+    # The same plan of batches for all, so that of the smallest device.
+    budget = min(ranks.gather(batch_tokens or default_batch_tokens(model)))
     with method.applied(model):
         lm = PackedLM(
             model,
@@ -130,6 +144,7 @@ def score(
             journal=journal,
             description=f"{prepared.task_name} under {method.name}",
             progress=progress,
+            ranks=ranks,
         )
         results = simple_evaluate(
             model=lm,
@@ -143,6 +158,8 @@ def score(
             torch_random_seed=prepared.seed,
             fewshot_random_seed=prepared.seed,
         )
+    if not ranks.first:
+        return None  # nor has lm-eval given any results: it looks at the launcher's LOCAL_RANK
     return Scores(
         _samples(prepared.task, results["samples"][prepared.task_name]),
         _metrics(results["results"][prepared.task_name]),

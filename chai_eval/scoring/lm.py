@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from lm_eval.api.instance import Instance
@@ -17,9 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from chai_eval.methods import Method
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, ScoringRequest, batches, documents, packed_input
+from chai_eval.scoring.ranks import Ranks
 
 # Requests generated together; fixed, so that an interrupted run meets the same batches again.
 GENERATION_BATCH = 8
+
+
+_Work = TypeVar("_Work")
 
 
 class Scored(Protocol):
@@ -35,8 +39,8 @@ class Scored(Protocol):
 class InMemory:
     """Scores kept while the process lives, where nobody asked for more."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
+    def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
+        self._kept = dict(kept or {})
 
     def get(self, request_key: str) -> Any:
         return self._kept.get(request_key)
@@ -64,6 +68,9 @@ class PackedLM(HFLM):
         Requests found there are not scored again.
     description : str
         Shown on the progress bar.
+    ranks : Ranks or None
+        Processes that score together: each a batch of every round, after which all know all its scores. lm-eval is not
+        told, so that what it makes of the scores is what it makes of them in one process.
     """
 
     def __init__(
@@ -76,6 +83,7 @@ class PackedLM(HFLM):
         journal: Scored | None = None,
         description: str = "",
         progress: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__(
             pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=GENERATION_BATCH, truncation=True
@@ -84,7 +92,8 @@ class PackedLM(HFLM):
         self.batch_tokens = batch_tokens
         self.journal: Scored = journal if journal is not None else InMemory()
         self.description = description
-        self.progress = progress
+        self.ranks = ranks or Ranks()
+        self.progress = progress and self.ranks.first
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)  # its bars; ours is `_bar`
@@ -100,12 +109,11 @@ class PackedLM(HFLM):
             for _, context, continuation in requests
         ]
         keys = [_tokens_key(request) for request in asked]
-        plan = batches(documents(asked, self.method.shared_context), self.batch_tokens)
+        plan = batches(documents(asked, self.method.shared_context, self.batch_tokens), self.batch_tokens)
         waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
         left = sum(len(batch.requests) for batch in waiting)
         with self._bar(len(asked), len(asked) - left) as bar:
-            for batch in waiting:
-                scores = self._score(batch, asked)
+            for scores in self._in_rounds(waiting, lambda batch: self._score(batch, asked)):
                 self.journal.append_many([(keys[number], score) for number, score in scores])
                 bar.update(len(scores))
         found = [self.journal.get(key) for key in keys]
@@ -136,14 +144,32 @@ class PackedLM(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         keys = [_key(["generate", *request.args]) for request in requests]
         order = sorted(range(len(requests)), key=lambda number: (-len(requests[number].args[0]), keys[number]))
-        with self._bar(len(requests), 0) as bar:
-            for start in range(0, len(order), GENERATION_BATCH):
-                chunk = order[start : start + GENERATION_BATCH]
-                if any(self.journal.get(keys[number]) is None for number in chunk):
-                    texts = super().generate_until([requests[number] for number in chunk], disable_tqdm=True)
-                    self.journal.append_many([(keys[number], text) for number, text in zip(chunk, texts, strict=True)])
-                bar.update(len(chunk))
+        generate = super().generate_until
+
+        def written(chunk: list[int]) -> list[tuple[int, str]]:
+            texts = generate([requests[number] for number in chunk], disable_tqdm=True)
+            return list(zip(chunk, texts, strict=True))
+
+        chunks = [order[start : start + GENERATION_BATCH] for start in range(0, len(order), GENERATION_BATCH)]
+        waiting = [chunk for chunk in chunks if any(self.journal.get(keys[number]) is None for number in chunk)]
+        with self._bar(len(requests), len(requests) - sum(map(len, waiting))) as bar:
+            for texts in self._in_rounds(waiting, written):
+                self.journal.append_many([(keys[number], text) for number, text in texts])
+                bar.update(len(texts))
         return [self.journal.get(key) for key in keys]
+
+    def _in_rounds(
+        self, waiting: Sequence[_Work], score: Callable[[_Work], list[tuple[int, Any]]]
+    ) -> Iterator[list[tuple[int, Any]]]:
+        """Let each process score one of every round, and yield what all of them have scored.
+
+        Neighbours are of about equal length, so that nobody waits long for the others.
+        """
+        ranks = self.ranks
+        for start in range(0, len(waiting), ranks.size):
+            mine = waiting[start : start + ranks.size][ranks.rank : ranks.rank + 1]
+            gathered = ranks.gather([each for work in mine for each in score(work)])
+            yield [each for scores in gathered for each in scores]
 
     def _bar(self, total: int, done: int) -> tqdm[Any]:
         return tqdm(total=total, initial=done, desc=self.description, disable=not self.progress, leave=False)
