@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,6 +20,8 @@ from chai_eval.methods import Method
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, ScoringRequest, batches, documents, packed_input
 from chai_eval.scoring.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 # Requests generated together; fixed, so that an interrupted run meets the same batches again.
 GENERATION_BATCH = 8
@@ -108,6 +112,7 @@ class PackedLM(HFLM):
             ScoringRequest(tuple(context), tuple(continuation)).truncated(self.max_length)
             for _, context, continuation in requests
         ]
+        self._warn_of_cut(sum(len(context) + len(ending) > self.max_length + 1 for _, context, ending in requests))
         keys = [_tokens_key(request) for request in asked]
         plan = batches(documents(asked, self.method.shared_context, self.batch_tokens), self.batch_tokens)
         waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
@@ -144,6 +149,7 @@ class PackedLM(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         keys = [_key(["generate", *request.args]) for request in requests]
         order = sorted(range(len(requests)), key=lambda number: (-len(requests[number].args[0]), keys[number]))
+        self._warn_of_cut(sum(map(self._is_cut, requests)))
         generate = super().generate_until
 
         def written(chunk: list[int]) -> list[tuple[int, str]]:
@@ -170,6 +176,21 @@ class PackedLM(HFLM):
             mine = waiting[start : start + ranks.size][ranks.rank : ranks.rank + 1]
             gathered = ranks.gather([each for work in mine for each in score(work)])
             yield [each for scores in gathered for each in scores]
+
+    def _is_cut(self, request: Instance) -> bool:
+        """Whether a prompt and what may be generated after it are longer than the model's positions."""
+        prompt, settings = request.args
+        room = self.max_length - normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
+        return len(self.tok_encode(prompt)) > room
+
+    def _warn_of_cut(self, count: int) -> None:
+        if count:
+            log.warning(
+                "%s: %d requests are longer than the %d positions of the model; the start of their text is cut off",
+                self.description,
+                count,
+                self.max_length,
+            )
 
     def _bar(self, total: int, done: int) -> tqdm[Any]:
         return tqdm(total=total, initial=done, desc=self.description, disable=not self.progress, leave=False)

@@ -160,6 +160,24 @@ def test_a_process_started_alone_joins_nobody() -> None:
     assert Ranks().gather(3) == [3]
 
 
+def test_requests_longer_than_the_models_positions_are_counted_in_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, method = MODELS["opt"](), build_method("mha")
+    positions = model.config.max_position_embeddings
+    asked = [Instance("loglikelihood", {}, ("x" * (positions + over), "a"), 0) for over in (-1, 0, 1, 7)]
+    to_write = [
+        Instance("generate_until", {}, ("x" * (positions - 8 + over), {"until": ["\n"], "max_gen_toks": 8}), 0)
+        for over in (-1, 0, 1)
+    ]
+    with method.applied(model), caplog.at_level("WARNING", "chai_eval"):
+        packed(model, method, description="piqa").loglikelihood(asked)
+        packed(model, method, description="gsm8k").generate_until(to_write)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("chai_eval")]
+    assert [line.partition(" are longer than ")[0] for line in said] == ["piqa: 2 requests", "gsm8k: 1 requests"]
+    assert all(f"the {positions} positions of the model" in line for line in said)
+
+
 # Two processes, of which the second fails where CHAI scores its second batch.
 BROKEN = """
 import os, sys
