@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SOURCES = ("auto", "local", "hub")
 WEIGHTS = ("pretrained", "random")
+# What NumPy, which lm-eval seeds too, takes.
+LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
             data_dir=None if data_dir is None else Path(data_dir).expanduser(),
             limit=top.integer("limit", minimum=1, optional=True),
         ),
-        seed=top.integer("seed", minimum=0) or 0,
+        seed=top.integer("seed", minimum=0, maximum=LARGEST_SEED) or 0,
         batch_tokens=top.integer("batch_tokens", minimum=1, optional=True),
         results_dir=Path(top.text("results_dir") or ".").expanduser(),
         measure=parse_measure(top.mapping("measure", default={})),
@@ -266,12 +268,22 @@ class _Values:
             raise wrong(self.prefix + name, value, ", ".join(allowed))
         return str(value)
 
-    def integer(self, name: str, *, minimum: int, optional: bool = False, default: Any = _REQUIRED) -> int | None:
+    def integer(
+        self,
+        name: str,
+        *,
+        minimum: int,
+        maximum: int | None = None,
+        optional: bool = False,
+        default: Any = _REQUIRED,
+    ) -> int | None:
         value = self.take(name, default)
         if value is None and optional:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            allowed = f"a whole number from {minimum} up" + (", or null" if optional else "")
+        too_large = isinstance(value, int) and maximum is not None and value > maximum
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum or too_large:
+            reach = "up" if maximum is None else f"to {maximum}"
+            allowed = f"a whole number from {minimum} {reach}" + (", or null" if optional else "")
             raise wrong(self.prefix + name, value, allowed)
         return value
 

@@ -21,6 +21,9 @@ ClusterSpec = str | Sequence[int] | Sequence[Sequence[int]]
 
 FORMS = "a preset, a list with one count per layer, or a run-length list such as [[9, 17], [3, 13]]"
 
+# No model comes near it; a run is only expanded where it can be of one.
+MOST_LAYERS = 10_000
+
 
 def preset_files() -> dict[str, Path]:
     """Files with cluster counts by preset name: our own under `conf/clusters`."""
@@ -134,5 +137,7 @@ def _expand(spec: Sequence[Any]) -> tuple[int, ...]:
             raise SettingError(f"method.clusters: {entry!r} given; allowed: {FORMS}")
         if min(run) < 1:
             raise SettingError(f"method.clusters: {entry!r} given; allowed: counts from 1 to the model's heads")
+        if len(counts) + run[1] > MOST_LAYERS:
+            raise SettingError(f"method.clusters: {entry!r} given; allowed: counts of at most {MOST_LAYERS} layers")
         counts.extend([run[0]] * run[1])
     return tuple(counts)
