@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from chai_eval.attention import Rows
+from chai_eval.errors import RunError
 
 Tokens = tuple[int, ...]
+
+# A row's attention grows with the square of its length, so branches share a context only where that saves tokens worth
+# mentioning (the context is at least an eighth of the branch), and a row holds at most as much as four whole requests.
+LEAST_SHARE, MOST_REQUESTS = 1 / 8, 4
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,18 @@ class ScoringRequest:
         return self.context + self.continuation[:-1]
 
     def truncated(self, max_length: int) -> ScoringRequest:
-        """Drop tokens from the left until all but the last fit into `max_length`, as lm-eval does."""
+        """Drop tokens from the left until all but the last fit into `max_length`, as lm-eval does.
+
+        Raises
+        ------
+        RunError
+            Where the continuation alone does not fit.
+        """
+        if len(self.continuation) > max_length:
+            raise RunError(
+                f"task: a continuation of {len(self.continuation)} tokens is to be scored; allowed: up to the model's "
+                f"{max_length} positions"
+            )
         excess = len(self.context) + len(self.continuation) - (max_length + 1)
         return self if excess <= 0 else ScoringRequest(self.context[excess:], self.continuation)
 
@@ -98,7 +114,9 @@ class PackedInput:
     counts: list[int]
 
 
-def documents(requests: Sequence[ScoringRequest], shared_context: int) -> list[Document]:
+def documents(
+    requests: Sequence[ScoringRequest], shared_context: int, batch_tokens: int | None = None
+) -> list[Document]:
     """Group requests by context into rows.
 
     Choices often begin alike as well; what all of them share is part of the row's context too.
@@ -109,6 +127,8 @@ def documents(requests: Sequence[ScoringRequest], shared_context: int) -> list[D
         Each with at least one token in context and continuation.
     shared_context : int
         A start shorter than this is not shared: what a method looks at first then differs from choice to choice.
+    batch_tokens : int or None
+        Most tokens in a pass: no row is made larger by sharing.
 
     Returns
     -------
@@ -124,11 +144,34 @@ def documents(requests: Sequence[ScoringRequest], shared_context: int) -> list[D
         for number in numbers:
             by_fed.setdefault(requests[number].fed, []).append(number)
         shared = _common_start(list(by_fed))
-        if len(shared) >= shared_context or len(by_fed) == 1:
-            rows.append(_document(shared, by_fed, requests))
-        else:
-            rows.extend(_document(fed, {fed: same}, requests) for fed, same in by_fed.items())
+        together, alone = _sharing(list(by_fed), shared, shared_context, batch_tokens)
+        rows.extend(_document(shared, {fed: by_fed[fed] for fed in row}, requests) for row in together)
+        rows.extend(_document(fed, {fed: by_fed[fed]}, requests) for fed in alone)
     return rows
+
+
+def _sharing(
+    texts: list[Tokens], shared: Tokens, shared_context: int, batch_tokens: int | None
+) -> tuple[list[list[Tokens]], list[Tokens]]:
+    """Which texts go into a row together, and which into rows of their own."""
+    if len(texts) == 1 or len(shared) < shared_context:
+        return [], texts
+    longest = max(map(len, texts))
+    most = max(longest, min(MOST_REQUESTS * longest, batch_tokens or MOST_REQUESTS * longest))
+    together: list[list[Tokens]] = []
+    alone = []
+    used = 0
+    for text in texts:
+        branch = len(text) - len(shared)
+        if len(shared) < LEAST_SHARE * branch:
+            alone.append(text)
+            continue
+        if not together or used + branch > most:
+            together.append([])
+            used = len(shared)
+        together[-1].append(text)
+        used += branch
+    return together, alone
 
 
 def _common_start(texts: Sequence[Tokens]) -> Tokens:

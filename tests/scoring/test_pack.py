@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from chai_eval.errors import RunError
 from chai_eval.scoring.pack import ScoringRequest, batches, documents, packed_input
 
 
@@ -74,3 +77,24 @@ def test_each_token_to_score_is_predicted_by_the_token_before_it() -> None:
             before = line[packed.keep[packed.source[offset : offset + count]]].tolist()
             assert before == [request.context[-1], *request.continuation[:-1]]
             offset += count
+
+
+def test_long_texts_that_share_next_to_nothing_have_rows_of_their_own() -> None:
+    draw = random.Random(0)
+    windows = [ScoringRequest((0,), tuple(draw.randrange(50) for _ in range(100))) for _ in range(20)]
+    assert sorted(row.tokens for row in documents(windows, 1)) == [100] * 20
+
+
+def test_many_texts_that_share_their_start_do_not_make_one_endless_row() -> None:
+    draw = random.Random(0)
+    start = tuple(range(10))
+    asked = [ScoringRequest(start, tuple(draw.randrange(50) for _ in range(9))) for _ in range(300)]
+    rows = documents(asked, 5)
+    assert max(row.tokens for row in rows) <= 4 * 18
+    assert max(row.tokens for row in documents(asked, 5, 30)) <= 30
+    assert sorted(number for row in rows for number, _, _ in row.requests) == list(range(300))
+
+
+def test_a_continuation_longer_than_the_models_positions_is_refused() -> None:
+    with pytest.raises(RunError, match="continuation of 9 tokens .* allowed: up to the model's 8 positions"):
+        ScoringRequest((1,), tuple(range(9))).truncated(8)
