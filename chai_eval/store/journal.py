@@ -27,6 +27,11 @@ class Journal:
     ----------
     path
         The file; it and its folder are made at the first append.
+
+    Raises
+    ------
+    RunError
+        Where there is something at `path` that can't be read as a file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -34,8 +39,11 @@ class Journal:
         self._scored: dict[str, Any] = {}
         self._file: BinaryIO | None = None
         self._intact_bytes = 0
-        if self.path.exists():
-            self._read()
+        try:
+            if self.path.exists():
+                self._read()
+        except OSError as error:
+            raise RunError(f"results_dir: {self.path} can't be read: {error.strerror or error}") from error
 
     def __len__(self) -> int:
         return len(self._scored)
@@ -128,4 +136,4 @@ def _entry(line: bytes) -> tuple[str, Any] | None:
         key, payload, check = entry["request"], entry["scored"], entry["check"]
     except (ValueError, KeyError, TypeError):
         return None
-    return (key, payload) if check == _checksum(key, payload) else None
+    return (key, payload) if isinstance(key, str) and check == _checksum(key, payload) else None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -99,3 +101,20 @@ def test_a_journal_that_cannot_be_written_says_so_in_one_line(tmp_path: Path) ->
     (tmp_path / "result").write_text("a file where the folder should be")
     with pytest.raises(RunError, match=r"^results_dir: .*can't be written: [^\n]+$"):
         Journal(tmp_path / "result" / "journal.jsonl").append_many(SCORED)
+
+
+def test_a_directory_in_place_of_the_journal_is_one_line(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(RunError, match=r"^results_dir: .*journal\.jsonl can't be read: [^\n]+$"):
+        Journal(path)
+
+
+@pytest.mark.parametrize("key", [None, 7, ["request-0"], {"request": 0}], ids=repr)
+def test_a_line_whose_checksum_is_right_but_whose_request_is_no_text_is_corrupt(
+    path: Path, key: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    check = hashlib.sha256(json.dumps([key, 1], separators=(",", ":")).encode()).hexdigest()[:16]
+    path.write_text(json.dumps({"request": key, "scored": 1, "check": check}) + "\n")
+    assert len(Journal(path)) == 0
+    assert "line 1 is corrupt" in caplog.text
