@@ -17,6 +17,9 @@ from chai_eval.attention.rows import Rows
 # in many tokens, and never has much more room than it needs.
 LEAST_ROOM, MOST_ROOM = 64, 1024
 
+# Name under which queries of the probe tokens are remembered until every row has seen its probe.
+PROBE_QUERY = "probe_query"
+
 
 class RowLayer(CacheLayerMixin):
     """Keys and values of one layer, one request a row, each row's first token in column 0.
@@ -38,6 +41,14 @@ class RowLayer(CacheLayerMixin):
         Of every row, once `keep_only` was called.
     slot : Tensor [rows, clusters], int64, or None
         Which kept key head each representative reads; None where they correspond one to one.
+    made_by : str
+        The method and settings that stored what is here.
+    probe_tokens : int
+        Tokens in which that method finds its clusters, in any layer.
+    in_use : bool
+        A pass under that method is going on.
+    least : int
+        Tokens that no row may be cropped below: `probe_tokens`, once clusters were found in them.
     state : dict of str to Tensor [rows, ...]
         What a method remembers from pass to pass.
     narrow : dict
@@ -47,8 +58,11 @@ class RowLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self) -> None:
+    def __init__(self, made_by: str = "", probe_tokens: int = 0) -> None:
         super().__init__()
+        self.made_by = made_by
+        self.probe_tokens = probe_tokens
+        self.in_use = False
         self._forget()
 
     def _forget(self) -> None:
@@ -61,6 +75,7 @@ class RowLayer(CacheLayerMixin):
         self.membership: Membership | None = None
         self.slot: Tensor | None = None
         self.kept_heads: Tensor | None = None
+        self.least = 0
         self.state: dict[str, Tensor] = {}
         self.narrow: dict[str, Any] = {}
 
@@ -68,7 +83,15 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Count the tokens of a pass, and hand its keys and values on; they are stored in rows by `append`."""
+        """Count the tokens of a pass, and hand its keys and values on; they are stored in rows by `append`.
+
+        Raises
+        ------
+        ValueError
+            Outside a pass under the method that the cache belongs to: the model's own attention can't read it.
+        """
+        if not self.in_use:
+            raise ValueError("cache: filled under a method that is no longer applied; allowed: only under that method")
         self.lazy_initialization(key_states, value_states)
         self.count(key_states.shape[-2])
         return key_states, value_states
@@ -95,6 +118,8 @@ class RowLayer(CacheLayerMixin):
         self.values = self._stored(self.values, value, rows)
         self.lengths = rows.lengths if rows.past is None else rows.past + rows.lengths
         self.aligned = rows.aligned
+        if rows.shortest >= self.probe_tokens:
+            self.least = self.probe_tokens
         self.width = rows.key_columns(rows.length)
         return self.keys[:, :, : self.width], self.values[:, :, : self.width]
 
@@ -107,6 +132,8 @@ class RowLayer(CacheLayerMixin):
     def _stored(self, buffer: Tensor | None, new: Tensor, rows: Rows) -> Tensor:
         if rows.past is None or buffer is None:
             return new.contiguous()
+        if buffer.is_inference() and not torch.is_inference_mode_enabled():
+            buffer = buffer.clone()  # what inference mode made can't be written outside it
         needed = rows.key_columns(rows.length)
         if buffer.shape[2] < needed:
             room = needed + min(max(needed // 8, LEAST_ROOM), MOST_ROOM)
@@ -141,7 +168,10 @@ class RowLayer(CacheLayerMixin):
         return states[row, self.kept_heads]
 
     def nbytes(self) -> int:
-        """Bytes of storage that the layer's keys, values and state hold, room included."""
+        """Bytes of storage that the layer's keys, values and state hold, room included.
+
+        Projections gathered for decoding (`narrow`) are weights, and not counted.
+        """
         held = [self.keys, self.values, *self.state.values()]
         storages = {
             each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held if each is not None
@@ -171,12 +201,31 @@ class RowLayer(CacheLayerMixin):
         self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last tokens of every row (a number of at most 0, as transformers gives it)."""
+        """Drop the last tokens of every row.
+
+        Parameters
+        ----------
+        tokens_to_remove : int
+            Minus their number, as transformers gives it.
+
+        Raises
+        ------
+        ValueError
+            Where that can't be undone: it reaches into the probe that the membership was found in, or a method
+            remembers what the tokens did.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop: {tokens_to_remove} given; allowed: minus the number of tokens to remove")
         gone = -tokens_to_remove
-        if gone <= 0 or self.lengths is None:
+        if gone == 0 or self.lengths is None:
             return
-        if self.state:
+        if self.state.keys() - {PROBE_QUERY}:
             raise ValueError(f"crop: {gone} tokens asked for, but this method remembers them; allowed: 0")
+        left = int(self.lengths.min()) - gone
+        if left < self.least:
+            raise ValueError(
+                f"crop: {left} tokens would be left; allowed: at least the {self.least} that the clusters were found in"
+            )
         self.lengths = self.lengths - gone
         self.seen -= gone
         self.width -= gone
@@ -189,7 +238,7 @@ class RowLayer(CacheLayerMixin):
         if self.membership is not None:
             self.membership = Membership(change(self.membership.cluster), change(self.membership.representative))
         self.state = {name: change(held) for name, held in self.state.items()}
-        self.narrow = {}
+        self.narrow = {name: held.for_rows(change) for name, held in self.narrow.items()}
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._for_rows(lambda held: held.index_select(0, beam_idx.to(held.device)))
@@ -222,20 +271,31 @@ class ClusteredCache(Cache):
         return sum(layer.logical_elements() for layer in self.rows)
 
 
-def adopt(cache: Cache, layers: int) -> list[RowLayer]:
+def adopt(cache: Cache, layers: int, made_by: str, probe_tokens: int) -> list[RowLayer]:
     """The row layers of a cache; an empty cache of another kind is given some.
+
+    Parameters
+    ----------
+    made_by : str
+        The method and settings that are applied.
+    probe_tokens : int
+        Tokens in which it finds its clusters.
 
     Raises
     ------
     ValueError
-        Where the cache already holds tokens that were stored without the method.
+        Where the cache already holds tokens that were stored without the method, or under another.
     """
     own = [layer for layer in cache.layers if isinstance(layer, RowLayer)]
     if len(own) == layers:
+        if own[0].seen and own[0].made_by != made_by:
+            raise ValueError("cache: filled under another method or other settings; allowed: those that filled it")
+        for layer in own:
+            layer.made_by, layer.probe_tokens = made_by, probe_tokens
         return own
     if cache.get_seq_length() > 0:
         raise ValueError("cache: filled without the method that is applied; allowed: an empty cache, or one of its own")
-    own = [RowLayer() for _ in range(layers)]
+    own = [RowLayer(made_by, probe_tokens) for _ in range(layers)]
     cache.layers = list(own)
     cache.layer_class_to_replicate = None
     return own

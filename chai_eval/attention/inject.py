@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,6 +88,11 @@ class ForwardPass:
     def store(self, layer: int) -> RowLayer | None:
         """Where the layer's keys and values are kept, if they are."""
         return None if self.cache is None else self.cache[layer]
+
+    def use_cache(self, in_use: bool) -> None:
+        """Open the cache for this pass, or close it after."""
+        for layer in self.cache or ():
+            layer.in_use = in_use
 
     def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the whole rows, those of this pass stored with the earlier ones."""
@@ -181,7 +187,13 @@ def layer_stack(model: PreTrainedModel) -> nn.Module:
 
 @contextmanager
 def take_over(
-    model: PreTrainedModel, attend: Attend, *, only_rows: bool = False, stores: bool = False
+    model: PreTrainedModel,
+    attend: Attend,
+    *,
+    only_rows: bool = False,
+    stores: bool = False,
+    made_by: str = "",
+    probe_tokens: int = 0,
 ) -> Iterator[Takeover]:
     """Let `attend` compute the attention of `model` while the context lasts.
 
@@ -197,6 +209,10 @@ def take_over(
     stores : bool
         `attend` is given keys and values of the pass alone, and stores them itself (see `ForwardPass.whole`);
         otherwise it is given those of the whole rows.
+    made_by : str
+        What caches are marked with: one that was filled under another mark is refused.
+    probe_tokens : int
+        Tokens in which clusters are found: a cache can't be cropped into them afterwards.
 
     Raises
     ------
@@ -213,6 +229,8 @@ def take_over(
     name = f"chai_eval_{id(model):x}"
     config = model.config
     original = _implementations(config)
+    padded = partial(_padded_pass, stack, len(layers), made_by, probe_tokens)
+    parameters = list(inspect.signature(stack.forward).parameters)
     handle = Takeover()
     current = handle.passes
 
@@ -238,15 +256,19 @@ def take_over(
         rows = kwargs.pop("rows", None)
         if rows is None and only_rows:
             return args, kwargs
-        run = _packed_pass(rows, args, kwargs) if rows is not None else _padded_pass(stack, len(layers), args, kwargs)
+        # By name: what is given by position (a mask, say) must not be missed.
+        kwargs.update(zip(parameters, args, strict=False))
+        run = _packed_pass(rows, kwargs) if rows is not None else padded(kwargs)
+        run.use_cache(True)
         current.append(run)
         config._attn_implementation = name
-        return args, kwargs
+        return (), kwargs
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not current:
             return
         run = current.pop()
+        run.use_cache(False)
         _restore(original)
         if output is not None and run.layers_seen != set(layers):
             missed = sorted(set(layers) - run.layers_seen)
@@ -282,9 +304,9 @@ def positions(rows: Rows) -> Tensor:
     return by_place.flatten().index_select(0, rows.place)[None]
 
 
-def _packed_pass(rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass:
+def _packed_pass(rows: Rows, kwargs: dict[str, Any]) -> ForwardPass:
     """The pass of packed rows; gives the model their positions."""
-    tokens = _input(args, kwargs)
+    tokens = _input(kwargs)
     if _given_cache(kwargs) is not None:
         raise ValueError("rows: packed rows given with a cache; allowed: one of the two")
     rows = rows.to(tokens.device)
@@ -294,9 +316,9 @@ def _packed_pass(rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> F
     return ForwardPass(rows)
 
 
-def _padded_pass(stack: nn.Module, layers: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPass:
+def _padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, kwargs: dict[str, Any]) -> ForwardPass:
     """The pass of an ordinary batch, with or without a cache."""
-    tokens = _input(args, kwargs)
+    tokens = _input(kwargs)
     batch, length, device = tokens.shape[0], tokens.shape[1], tokens.device
     mask = kwargs.get("attention_mask")
     cache = _given_cache(kwargs)
@@ -304,7 +326,7 @@ def _padded_pass(stack: nn.Module, layers: int, args: tuple[Any, ...], kwargs: d
         cache = kwargs[_cache_name(stack)] = ClusteredCache(layers)
     if cache is None:
         return ForwardPass(Rows.from_mask(mask, batch, length, device))
-    stored = adopt(cache, layers)
+    stored = adopt(cache, layers, made_by, probe_tokens)
     seen, lengths = stored[0].seen, stored[0].lengths
     if mask is not None and mask.ndim == 2 and mask.shape[1] == seen + length:
         mask = mask[:, seen:]
@@ -314,8 +336,8 @@ def _padded_pass(stack: nn.Module, layers: int, args: tuple[Any, ...], kwargs: d
     return ForwardPass(rows, stored, remembered=Remembered(stored))
 
 
-def _input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    for given in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]):
+def _input(kwargs: Mapping[str, Any]) -> Tensor:
+    for given in (kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
         if given is not None:
             return given
     raise ValueError("input_ids: none given")

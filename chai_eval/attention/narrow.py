@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -293,13 +293,17 @@ class Narrow:
         bias = None if projection.bias is None else projection.bias.unflatten(0, (-1, head_dim))[taken].flatten(-2)
         return cls(weight.flatten(-3, -2), bias, pick, head_dim)
 
+    def for_rows(self, change: Callable[[Tensor], Tensor]) -> Narrow:
+        """The same for rows that were reordered, repeated or selected."""
+        return self if self.pick is None else replace(self, pick=change(self.pick))
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """`[rows, length, hidden_size]` to `[rows, taken, length, head_dim]`."""
         if self.weight.ndim == 2:
             out = nn.functional.linear(hidden, self.weight, self.bias)
         else:
             out = torch.matmul(hidden, self.weight.transpose(-1, -2))
-            out = out if self.bias is None else out + self.bias[:, None]
+            out = out if self.bias is None else out + self.bias[:, None].to(out.dtype)
         out = out.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         if self.pick is None:
             return out

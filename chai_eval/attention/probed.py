@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chai_eval.attention.cache import RowLayer
+from chai_eval.attention.cache import PROBE_QUERY, RowLayer
 from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
 from chai_eval.attention.inject import ForwardPass, Layer
 from chai_eval.attention.membership import Membership
@@ -121,13 +121,11 @@ def attend_after_probe(
             out = torch.cat((early, late), dim=2)
         if store is None:
             return out
-        store.state["probe_query"] = torch.nn.functional.pad(
-            probe_query, (0, 0, 0, probe_tokens - probe_query.shape[2])
-        )
+        store.state[PROBE_QUERY] = torch.nn.functional.pad(probe_query, (0, 0, 0, probe_tokens - probe_query.shape[2]))
     else:
         assert store is not None
-        probe_query = _with_probe(store.state["probe_query"], query, run)
-        store.state["probe_query"] = probe_query
+        probe_query = _with_probe(store.state[PROBE_QUERY], query, run)
+        store.state[PROBE_QUERY] = probe_query
         membership = choose(probe_query) if key.shape[2] > probe_tokens else None
         out = full_attention(query, key, value, rows, layer.scaling, layer.window)
         if membership is not None:  # rows that have not seen their probe yet stay as they are
@@ -138,9 +136,9 @@ def attend_after_probe(
             out = torch.where((column >= probe_tokens)[:, None, :, None], shared, out)
     if rows.shortest >= probe_tokens:
         if membership is None:
-            membership = choose(store.state["probe_query"])
+            membership = choose(store.state[PROBE_QUERY])
         store.keep_only(membership, share_value=share_value)
-        del store.state["probe_query"]
+        del store.state[PROBE_QUERY]
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,11 @@ class Method(ABC):
     def shared_context(self) -> int:
         """Tokens that requests must have in common at their start to be scored as branches of one row."""
         return 1
+
+    @property
+    def mark(self) -> str:
+        """What caches filled under this method are marked with: its name and settings."""
+        return f"{self.name} {json.dumps(self.settings(), sort_keys=True)}"
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:

@@ -52,5 +52,5 @@ class Clustering(Method):
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[Takeover]:
-        with clustered(model, self.plans(model), self.prefill) as handle:
+        with clustered(model, self.plans(model), self.prefill, made_by=self.mark) as handle:
             yield handle

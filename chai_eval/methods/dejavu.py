@@ -96,7 +96,7 @@ class DejaVu(Method):
     def applied(self, model: PreTrainedModel) -> Iterator[None]:
         scores: dict[int, Tensor] = {}
         with ExitStack() as stack:
-            stack.enter_context(take_over(model, partial(self._attend, scores)))
+            stack.enter_context(take_over(model, partial(self._attend, scores), made_by=self.mark))
             if self.selector == "predictor":
                 stack.enter_context(predicted_scores(model, self._predictors(model), scores))
             stack.enter_context(top_neurons(model, self.mlp_sparsity))

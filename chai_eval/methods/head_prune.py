@@ -75,7 +75,7 @@ class HeadPrune(Method):
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, partial(_attend, self._kept(model))):
+        with take_over(model, partial(_attend, self._kept(model)), made_by=self.mark):
             yield
 
     def _kept(self, model: PreTrainedModel) -> list[list[int]]:

@@ -71,7 +71,7 @@ class SpAtten(Method):
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, self._attend):
+        with take_over(model, self._attend, made_by=self.mark):
             yield
 
     def _attend(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:

@@ -178,3 +178,50 @@ def test_a_cache_filled_without_the_method_is_refused() -> None:
         cache = model(input_ids=prompt[None]).cache
     with method(model, "chai"), pytest.raises(ValueError, match="cache: filled without the method"):
         model(input_ids=prompt[None], cache=cache)
+
+
+def test_a_cache_is_refused_after_its_method_ended_and_under_other_settings() -> None:
+    model, prompt = MODELS["llama"](), requests([9])[0]
+    new = prompt[None, :1]
+    with method(model, "chai"), torch.no_grad():
+        cache = model(input_ids=prompt[None]).cache
+    with pytest.raises(ValueError, match="cache: filled under a method that is no longer applied"), torch.no_grad():
+        model(input_ids=new, cache=cache)
+    for other in (build_method("chai", clusters=[2, 2, 2]), build_method("spatten")):
+        with other.applied(model), pytest.raises(ValueError, match="cache: filled under another method"):
+            model(input_ids=new, cache=cache)
+    with method(model, "chai"), torch.no_grad():  # the same again goes on
+        model(input_ids=new, cache=cache)
+
+
+def test_cropping_into_the_probe_is_refused_once_clusters_were_found_in_it() -> None:
+    model = MODELS["llama"]()
+    with method(model, "chai"), torch.no_grad():
+        cache = model(input_ids=torch.stack(requests([12]))).cache
+        with pytest.raises(ValueError, match="crop: 3 tokens would be left; allowed: at least the 5"):
+            cache.crop(-9)
+        cache.crop(-7)
+        assert cache.get_seq_length() == 5
+        with pytest.raises(ValueError, match="crop: 4 given; allowed: minus"):
+            cache.crop(4)
+
+
+def test_a_short_prompt_cropped_before_its_probe_ends_goes_on_with_other_tokens() -> None:
+    model, prompt, after = MODELS["llama_gqa"](), requests([4]), next_tokens(1, 20)
+    with method(model, "chai"), torch.no_grad():
+        expected = at_once(model, [prompt[0][:2]], after)
+        ids = prompt[0][None]
+        cache = model(input_ids=ids).cache
+        cache.crop(-2)
+        found = torch.cat([model(input_ids=new, cache=cache).logits for new in after.split(1, dim=1)], 1)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_what_inference_mode_stored_can_be_gone_on_with_outside_it() -> None:
+    model, prompt = MODELS["llama"](), requests([9])[0]
+    with method(model, "chai"):
+        with torch.inference_mode():
+            cache = model(input_ids=prompt[None]).cache
+            model(input_ids=prompt[None, :1], cache=cache)
+        with torch.no_grad():
+            model(input_ids=prompt[None, :1], cache=cache)

@@ -151,3 +151,21 @@ def test_unsupported_is_raised_where_layers_go_round_the_interface() -> None:
     ids, _ = padded(requests([9]), "left")
     with take_over(model, own_scores), pytest.raises(UnsupportedModel, match=r"layers \[1\]"):
         model(input_ids=ids)
+
+
+def test_a_mask_given_by_position_counts() -> None:
+    model = MODELS["llama"]()
+    ids, mask = padded(requests([9, 14]), "left")
+    with build_method("chai", clusters=[2, 2, 2]).applied(model), torch.no_grad():
+        by_name = model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+        by_position = model.base_model(ids, mask).last_hidden_state
+    assert torch.equal(by_name, by_position)
+
+
+def test_a_probe_wider_than_the_sliding_window_is_refused() -> None:
+    config = MistralConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
+        num_key_value_heads=4, sliding_window=3,
+    )  # fmt: skip
+    with pytest.raises(SettingError, match="method.probe_tokens: 5 given; allowed: 1 to 3, the model's sliding window"):
+        build_method("chai", clusters=[2, 2]).check(MistralForCausalLM(config).eval())
