@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from filelock import FileLock, Timeout
 
@@ -28,6 +28,8 @@ FAILURE = "failed.json"
 
 # Seconds between signs of life of a process that waits for another.
 PATIENCE = 10.0
+# Seconds that no clock shows.
+FOREVER = 1e12
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,7 @@ class ResultFolder:
         float
             Seconds that earlier attempts spent, up to their last scored batch.
         """
-        earlier = _read_json(self.path / ATTEMPT)
-        seconds = 0.0
-        if earlier is not None and self.journal.exists():
-            spent = self.journal.stat().st_mtime - earlier["started"]
-            seconds = earlier["seconds_before"] + max(0.0, spent)
+        seconds = self._seconds_spent()
         started = {"started": time.time(), "seconds_before": seconds}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -115,6 +113,14 @@ class ResultFolder:
         except OSError as error:
             raise RunError(f"results_dir: {self.path} can't be written: {error.strerror or error}") from error
         return seconds
+
+    def _seconds_spent(self) -> float:
+        """Seconds that earlier attempts noted; none where the note isn't what `begin` writes."""
+        earlier = _read_json(self.path / ATTEMPT) or {}
+        started, before = earlier.get("started"), earlier.get("seconds_before")
+        if not (is_seconds(started) and is_seconds(before) and self.journal.exists()):
+            return 0.0
+        return float(before + max(0.0, self.journal.stat().st_mtime - started))
 
     def fail(self, why: str) -> None:
         """Note why an attempt failed, as far as the disk allows."""
@@ -175,6 +181,11 @@ def holder_of(lock_path: Path) -> str | None:
         return None
     lock.release()
     return None
+
+
+def is_seconds(value: Any) -> TypeGuard[float]:
+    """Whether a JSON value is a time or a duration."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < FOREVER
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from chai_eval.errors import RunError
 
@@ -49,7 +51,7 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     Raises
     ------
     RunError
-        For a record of another layout or one that isn't JSON: its numbers might be misread.
+        For a record of another layout, one that isn't JSON, or a result that lacks its numbers: they might be misread.
     """
     path = directory / RECORD
     try:
@@ -64,7 +66,24 @@ def read_record(directory: Path) -> dict[str, Any] | None:
             f"{path}: written in layout {layout}, this version reads layout {LAYOUT}; "
             "move the folder away to score again"
         )
+    # Records of another kind than results have fields of their own.
+    if "kind" not in record and (flaw := _flaw(record)):
+        raise RunError(f"{path}: not a readable record ({flaw}); move the folder away to score again")
     return record
+
+
+def _flaw(record: Mapping[str, Any]) -> str | None:
+    """Say which field that everyone reads is missing or of a wrong type, None where all are well."""
+    count, metrics = record.get("n_documents"), record.get("metrics")
+    if isinstance(count, bool) or not isinstance(count, int):
+        return f"n_documents is {count!r}, not a count" if "n_documents" in record else "n_documents is missing"
+    if not isinstance(metrics, dict) or not metrics:
+        return f"metrics is {metrics!r}, not a group of scores" if "metrics" in record else "metrics is missing"
+    for name, metric in metrics.items():
+        value = metric.get("value") if isinstance(metric, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"metrics: {name} is {metric!r}, without a number as its value"
+    return None
 
 
 def read_samples(directory: Path) -> pd.DataFrame:
@@ -75,11 +94,32 @@ def read_samples(directory: Path) -> pd.DataFrame:
     RunError
         When the file is missing or isn't Parquet.
     """
+    with _readable_samples(directory) as path:
+        return pd.read_parquet(path)
+
+
+def check_samples(directory: Path) -> None:
+    """Make sure that the samples of a finished result are there and whole, without reading all of them.
+
+    Raises
+    ------
+    RunError
+        When the file is missing or isn't Parquet.
+    """
+    with _readable_samples(directory) as path:
+        pq.read_metadata(path)  # stands at the end of the file
+
+
+@contextmanager
+def _readable_samples(directory: Path) -> Iterator[Path]:
     path = directory / SAMPLES
     try:
-        return pd.read_parquet(path)
+        if path.exists() and not path.is_file():
+            raise IsADirectoryError(0, "not a file")
+        yield path
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: not readable ({error}); move the folder away to score again") from error
+        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+        raise RunError(f"{path}: not readable ({reason}); move the folder away to score again") from error
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

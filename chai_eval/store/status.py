@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chai_eval.errors import RunError
-from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, ResultFolder
-from chai_eval.store.record import RECORD, read_record
+from chai_eval.errors import RunError, failure_line
+from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, ResultFolder, is_seconds
+from chai_eval.store.record import RECORD, check_samples, read_record
 
 
 @dataclass(frozen=True)
@@ -32,42 +32,73 @@ def list_results(results_dir: Path) -> list[ResultStatus]:
 
 
 def _folders(results_dir: Path) -> Iterator[ResultFolder]:
-    known = (RECORD, ATTEMPT, FAILURE, JOURNAL)
     for path in sorted(results_dir.glob("*/*/*-*")):
-        if path.is_dir() and any((path / name).exists() for name in known):
+        if path.is_dir() and _is_result(path):
             model, task, last = path.relative_to(results_dir).parts
             method, _, key = last.rpartition("-")
             yield ResultFolder(results_dir, model, task, method, key)
 
 
+def _is_result(path: Path) -> bool:
+    try:
+        return any((path / name).exists() for name in (RECORD, ATTEMPT, FAILURE, JOURNAL))
+    except OSError:  # a folder that may not be read: listed, and said to be unreadable
+        return True
+
+
 def _status(folder: ResultFolder) -> ResultStatus:
     try:
         record = read_record(folder.path)
+        if record is not None:
+            check_samples(folder.path)
+            return ResultStatus(folder, "finished", f"{record['n_documents']} documents", record)
+        return _unfinished(folder)
     except RunError as error:
-        return ResultStatus(folder, "unreadable", str(error))
-    if record is not None:
-        return ResultStatus(folder, "finished", f"{record['n_documents']} documents", record)
+        return ResultStatus(folder, "unreadable", failure_line(error))
+
+
+def _unfinished(folder: ResultFolder) -> ResultStatus:
+    progress = _progress(folder)
     holder = folder.holder()
     if holder is not None:
-        return ResultStatus(folder, "running", f"{_progress(folder)}, {holder}")
-    failure = _read(folder.path / FAILURE)
-    if failure is not None:
-        return ResultStatus(folder, "failed", f"{failure.get('why', 'unknown')} ({_progress(folder)})")
-    return ResultStatus(folder, "partial", _progress(folder))
+        return ResultStatus(folder, "running", f"{progress}, {holder}")
+    failure = _note(folder.path / FAILURE)
+    if failure is None:
+        return ResultStatus(folder, "partial", progress)
+    why = failure.get("why")
+    if not isinstance(why, str):
+        raise RunError(f"{folder.path / FAILURE}: why is {why!r}, not a text")
+    return ResultStatus(folder, "failed", f"{why} ({progress})")
 
 
 def _progress(folder: ResultFolder) -> str:
     try:
         with folder.journal.open("rb") as file:
             scored = sum(line.endswith(b"\n") for line in file)
-    except OSError:
+    except FileNotFoundError:
         scored = 0
-    total = _read(folder.path / ATTEMPT).get("n_requests")
+    except OSError as error:
+        raise RunError(f"{folder.journal}: can't be read ({error.strerror or error})") from error
+    attempt = _note(folder.path / ATTEMPT)
+    if attempt is None:
+        return f"{scored} requests"
+    for name in ("started", "seconds_before"):
+        if not is_seconds(attempt.get(name)):
+            raise RunError(f"{folder.path / ATTEMPT}: {name} is {attempt.get(name)!r}, not seconds")
+    total = attempt.get("n_requests")
+    if total is not None and (isinstance(total, bool) or not isinstance(total, int)):
+        raise RunError(f"{folder.path / ATTEMPT}: n_requests is {total!r}, not a count")
     return f"{scored} of {total} requests" if total else f"{scored} requests"
 
 
-def _read(path: Path) -> Any:
+def _note(path: Path) -> dict[str, Any] | None:
+    """A small JSON file beside the journal, None where there is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {} if path.name == ATTEMPT else None
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: can't be read ({' '.join(str(error).split())})") from error
+    if not isinstance(note, dict):
+        raise RunError(f"{path}: holds {note!r}, not a note on an attempt")
+    return note

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from chai_eval.cli import main
 from chai_eval.errors import SettingError
 from chai_eval.store import Journal, ResultFolder, check_writable, write_record
 from chai_eval.store.status import list_results
@@ -71,11 +72,15 @@ def test_two_results_are_held_independently(tmp_path: Path) -> None:
         pass
 
 
+def finish(result: ResultFolder) -> None:
+    write_record(result.path, {"n_documents": 7, "metrics": {"acc": {"value": 1.0}}}, pd.DataFrame({"acc": [1.0]}))
+
+
 def test_status_tells_finished_partial_failed_running_and_unreadable_apart(tmp_path: Path) -> None:
     finished, partial, failed, running, old = (
         folder(tmp_path, task) for task in ("finished", "partial", "failed", "piqa", "old")
     )
-    write_record(finished.path, {"n_documents": 7}, pd.DataFrame({"acc": [1.0]}))
+    finish(finished)
     for unfinished in (partial, failed, running):
         unfinished.begin({"n_requests": 40})
         with Journal(unfinished.journal) as journal:
@@ -107,6 +112,56 @@ def test_a_new_attempt_forgets_the_failure_and_counts_the_seconds_spent_before(t
     result.fail("out of memory")
     assert result.begin({}) == pytest.approx(5, abs=1)
     assert list_results(tmp_path)[0].state == "partial"
+
+
+ODD = [
+    ("record.json", '{"layout": 1}', "n_documents is missing"),
+    ("record.json", '{"layout": 1, "n_documents": 7, "metrics": {"acc": null}}', "acc is None"),
+    ("samples.parquet", "PAR1", "samples.parquet: not readable"),
+    ("samples.parquet", None, "samples.parquet: not readable (it is missing)"),
+    ("attempt.json", "[]", "attempt.json: holds []"),
+    ("attempt.json", "{}", "attempt.json: started is None"),
+    ("attempt.json", '{"started": "now", "seconds_before": 0}', "attempt.json: started is 'now'"),
+    ("attempt.json", '{"started": 1, "seconds_before": 0, "n_requests": "many"}', "n_requests is 'many'"),
+    ("attempt.json", "{", "attempt.json: can't be read"),
+    ("failed.json", "[]", "failed.json: holds []"),
+    ("failed.json", "{}", "failed.json: why is None"),
+    ("failed.json", '{"why": 3}', "failed.json: why is 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), ODD, ids=[f"{name} {content}" for name, content, _ in ODD])
+def test_an_odd_file_makes_its_own_result_unreadable_and_no_other(
+    tmp_path: Path, name: str, content: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = folder(tmp_path, "odd")
+    finish(folder(tmp_path))
+    if name == "samples.parquet":
+        finish(odd)
+    odd.path.mkdir(parents=True, exist_ok=True)
+    (odd.path / name).unlink(missing_ok=True)
+    if content is not None:
+        (odd.path / name).write_text(content)
+    listed = {result.folder.task: result for result in list_results(tmp_path)}
+    assert (listed["odd"].state, listed["piqa"].state) == ("unreadable", "finished")
+    assert said in listed["odd"].detail
+    assert main(["status", f"results_dir={tmp_path}"]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_a_journal_that_is_a_directory_makes_its_result_unreadable(tmp_path: Path) -> None:
+    folder(tmp_path).journal.mkdir(parents=True)
+    assert [(each.state, "can't be read" in each.detail) for each in list_results(tmp_path)] == [("unreadable", True)]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{", '{"started": "now", "seconds_before": null}', '{"started": NaN}'])
+def test_an_odd_note_on_an_attempt_does_not_keep_the_next_one_from_going_on(tmp_path: Path, content: str) -> None:
+    result = folder(tmp_path)
+    with Journal(result.journal) as journal:
+        journal.append_many([("a", 1)])
+    (result.path / "attempt.json").write_text(content)
+    assert result.begin({"n_requests": 2}) == 0
+    assert list_results(tmp_path)[0].detail == "1 of 2 requests"
 
 
 @pytest.mark.parametrize("inside", ["", "new", "new/deep"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -15,11 +16,9 @@ SAMPLES = pd.DataFrame(
 
 
 def test_a_record_and_its_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
-    write_record(tmp_path / "result", {"metrics": {"acc": {"value": 0.1 + 0.2, "stderr": None}}}, SAMPLES)
-    assert read_record(tmp_path / "result") == {
-        "layout": LAYOUT,
-        "metrics": {"acc": {"value": 0.1 + 0.2, "stderr": None}},
-    }
+    record = {"n_documents": 2, "metrics": {"acc": {"value": 0.1 + 0.2, "stderr": None}}}
+    write_record(tmp_path / "result", record, SAMPLES)
+    assert read_record(tmp_path / "result") == {"layout": LAYOUT, **record}
     read = read_samples(tmp_path / "result")
     assert [list(row) for row in read["loglikelihoods"]] == SAMPLES["loglikelihoods"].tolist()
     assert read["acc"].tolist() == [1.0, 0.0]
@@ -57,4 +56,23 @@ def test_a_record_of_another_layout_is_refused_by_name(tmp_path: Path, text: str
 def test_a_record_that_is_not_json_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text('{"layout": 1')
     with pytest.raises(RunError, match=r"record\.json: not a readable record"):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({}, "n_documents is missing"),
+        ({"n_documents": "2"}, "n_documents is '2', not a count"),
+        ({"n_documents": 2}, "metrics is missing"),
+        ({"n_documents": 2, "metrics": {}}, "metrics is {}"),
+        ({"n_documents": 2, "metrics": None}, "metrics is None"),
+        ({"n_documents": 2, "metrics": {"acc": None}}, "metrics: acc is None"),
+        ({"n_documents": 2, "metrics": {"acc": {"value": None}}}, "metrics: acc is {'value': None}"),
+    ],
+    ids=str,
+)
+def test_a_record_without_its_numbers_is_refused_by_name(tmp_path: Path, field: dict[str, object], said: str) -> None:
+    (tmp_path / "record.json").write_text(json.dumps({"layout": LAYOUT, **field}))
+    with pytest.raises(RunError, match=rf"record\.json: not a readable record \({re.escape(said)}"):
         read_record(tmp_path)
