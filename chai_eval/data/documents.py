@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from chai_eval.data.assets import Asset, fetch
 from chai_eval.data.convert import N_DOCUMENTS, unpack_documents
+from chai_eval.data.rows import COLUMNS, RowError, check_rows
 from chai_eval.errors import SettingError
 
 if TYPE_CHECKING:
@@ -26,14 +27,6 @@ DOCUMENTS = Asset(
     convert=unpack_documents,
 )
 
-# What lm-eval's prompts read; a file may have more.
-COLUMNS = {
-    "piqa": ("goal", "sol1", "sol2", "label"),
-    "hellaswag": ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
-    "arc_easy": ("question", "choices", "answerKey"),
-    "arc_challenge": ("question", "choices", "answerKey"),
-    "boolq": ("passage", "question", "label"),
-}
 # The split lm-eval scores.
 SPLITS = dict.fromkeys(N_DOCUMENTS, "validation") | {"arc_easy": "test", "arc_challenge": "test"}
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -52,7 +45,7 @@ def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict
     Raises
     ------
     SettingError
-        `data_dir` lacks the file or a column.
+        `data_dir` lacks the file or a column, or a row has a value that the task can't be scored with.
     RunError
         The assets aren't there and can't be fetched.
     """
@@ -98,21 +91,36 @@ def _read_own(task: str, data_dir: Path) -> pa.Table:
         allowed = ", ".join(f"{task}{suffix}" for suffix in SUFFIXES)
         raise SettingError(f"data_dir: {data_dir} has no file for task {task}; allowed: {allowed}")
     try:
-        table = pq.read_table(path) if path.suffix == ".parquet" else _read_json(path)
-    except (pa.ArrowInvalid, ValueError) as error:
+        rows = _columns_of(task, path)
+        if not rows:
+            raise SettingError(f"data_dir: {path} has no rows; allowed: one row per document")
+        # Before a table is made of it, which has one type per column and doesn't say in which row it fails.
+        if missing := [column for column in COLUMNS[task] if column not in rows[0]]:
+            raise SettingError(
+                f"data_dir: {path} has no column {', '.join(missing)}; "
+                f"allowed: the hub's columns {', '.join(COLUMNS[task])}"
+            )
+        check_rows(task, rows)
+        table = pq.read_table(path) if path.suffix == ".parquet" else pa.Table.from_pylist(rows)
+    except SettingError:
+        raise
+    except RowError as error:
+        raise SettingError(f"data_dir: {path}, {error}") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SettingError(f"data_dir: {path} can't be read ({reason}); allowed: parquet, JSON lines, JSON") from error
-    if missing := [column for column in COLUMNS[task] if column not in table.column_names]:
-        raise SettingError(
-            f"data_dir: {path} has no column {', '.join(missing)}; "
-            f"allowed: the hub's columns {', '.join(COLUMNS[task])}"
-        )
-    if not table.num_rows:
-        raise SettingError(f"data_dir: {path} has no rows; allowed: one row per document")
     return table.replace_schema_metadata(None)
 
 
-def _read_json(path: Path) -> pa.Table:
+def _columns_of(task: str, path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; of Parquet only the columns that are checked."""
+    if path.suffix != ".parquet":
+        return _read_json(path)
+    present = [column for column in COLUMNS[task] if column in pq.read_schema(path).names]
+    return pq.read_table(path, columns=present).to_pylist() if present else [{}]
+
+
+def _read_json(path: Path) -> list[dict[str, Any]]:
     import json
 
     text = path.read_text(encoding="utf-8")
@@ -121,4 +129,4 @@ def _read_json(path: Path) -> pa.Table:
     )
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError("not a list of objects")
-    return pa.Table.from_pylist(rows)
+    return rows

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chai_eval.cli import main
 from chai_eval.data import calibration_passages, local_documents
 from chai_eval.errors import SettingError
 
@@ -103,3 +105,78 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "piqa.jsonl").write_text("")
     with pytest.raises(SettingError, match=r"^data_dir: "):
         local_documents(task="piqa", data_dir=str(tmp_path))
+
+
+HELLASWAG = {
+    "activity_label": "Cooking",
+    "ctx_a": "A pan stands on the stove.",
+    "ctx_b": "",
+    "endings": ["it is hot.", "it sings.", "it runs away.", "it sleeps."],
+    "label": "0",
+}
+ARC = {"question": "What is wet?", "choices": {"text": ["sand", "water"], "label": ["A", "B"]}, "answerKey": "B"}
+BOOLQ = {"passage": "Water is wet.", "question": "is water wet", "label": 1}
+GOOD: dict[str, dict[str, Any]] = {
+    "piqa": PIQA[0],
+    "hellaswag": HELLASWAG,
+    "arc_easy": ARC,
+    "arc_challenge": ARC,
+    "boolq": BOOLQ,
+}
+WRONG = [
+    ("piqa", {"label": 2}, "label is 2; allowed: 0 to 1"),
+    ("piqa", {"label": -1}, "label is -1; allowed: 0 to 1"),
+    ("piqa", {"label": "1"}, "label is '1'; allowed: 0 to 1, a number"),
+    ("piqa", {"label": None}, "label is None; allowed: 0 to 1"),
+    ("piqa", {"sol2": ""}, "sol2 is ''; allowed: a text that isn't empty"),
+    ("piqa", {"sol1": ["turn", "it"]}, "sol1 is ['turn', 'it']; allowed: a text"),
+    ("piqa", {"goal": ["open"]}, "goal is ['open']; allowed: a text"),
+    ("hellaswag", {"label": "4"}, "label is '4'; allowed: 0 to 3"),
+    ("hellaswag", {"label": ""}, "label is ''; allowed: 0 to 3"),
+    ("hellaswag", {"endings": "it is hot."}, "endings is 'it is hot.'; allowed: a list of texts"),
+    ("hellaswag", {"endings": ["a", " "]}, "endings[1] is ' '; allowed: a text that isn't empty"),
+    ("hellaswag", {"endings": ["[header]", "b"]}, "endings[0] is '[header]'; allowed: a text that isn't empty"),
+    ("arc_easy", {"answerKey": "C"}, "answerKey is 'C'; allowed: one of the row's labels A, B"),
+    ("arc_easy", {"choices": ["sand", "water"]}, "choices is ['sand', 'water']; allowed: {"),
+    ("arc_challenge", {"choices": {"text": ["sand", ""], "label": ["A", "B"]}}, "choices.text[1] is ''; allowed"),
+    ("arc_challenge", {"choices": {"text": ["sand"], "label": ["A", "B"]}}, "choices is {"),
+    ("boolq", {"label": 2}, "label is 2; allowed: 0 to 1"),
+    ("boolq", {"passage": ["Water", "is wet."]}, "passage is ['Water', 'is wet.']; allowed: a text"),
+]
+
+
+@pytest.mark.parametrize("task", GOOD)
+def test_rows_in_the_hubs_columns_are_taken(tmp_path: Path, task: str) -> None:
+    (tmp_path / f"{task}.jsonl").write_text(json.dumps(GOOD[task]) + "\n")
+    (rows,) = local_documents(task=task, data_dir=str(tmp_path)).values()
+    assert {name: rows[0][name] for name in GOOD[task]} == GOOD[task]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(("task", "change", "said"), WRONG, ids=[f"{task} {change}" for task, change, _ in WRONG])
+def test_a_row_that_cannot_be_scored_is_named_with_what_is_allowed(
+    tmp_path: Path, suffix: str, task: str, change: dict[str, Any], said: str
+) -> None:
+    wrong = {**GOOD[task], **change}
+    path = tmp_path / f"{task}{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in (GOOD[task], wrong)))
+    else:
+        pq.write_table(pa.Table.from_pylist([wrong, wrong]), path)
+    row = 2 if suffix == ".jsonl" else 1
+    with pytest.raises(SettingError) as raised:
+        local_documents(task=task, data_dir=str(tmp_path))
+    assert str(raised.value).startswith(f"data_dir: {path}, row {row}: {said}")
+
+
+def test_a_wrong_row_ends_a_run_with_status_2_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, ".jsonl", [*PIQA, {**PIQA[0], "label": 7}])
+    results = tmp_path / "results"
+    given = ["model=tiny_llama_random", "task=piqa", f"data_dir={tmp_path}", f"results_dir={results}"]
+    assert main(given) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert "row 3: label is 7; allowed: 0 to 1" in error
+    assert not results.exists()

@@ -1,0 +1,114 @@
+"""Rows of a user's own documents: what lm-eval would trip over, or score as something else, is named before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+# What lm-eval's prompts read; a file may have more.
+COLUMNS = {
+    "piqa": ("goal", "sol1", "sol2", "label"),
+    "hellaswag": ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+    "arc_easy": ("question", "choices", "answerKey"),
+    "arc_challenge": ("question", "choices", "answerKey"),
+    "boolq": ("passage", "question", "label"),
+}
+
+# Of a column that should be a text.
+_TEXT = "a text"
+_CHOICE = "a text that isn't empty"
+
+
+class RowError(ValueError):
+    """A row has a wrong value: which row, which column, what was given, and what is allowed."""
+
+
+def check_rows(task: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Check rows of one of the five tasks, in the hub's columns.
+
+    Raises
+    ------
+    RowError
+        For the first row with a wrong value; rows count from 1.
+    """
+    check = _CHECKS[task]
+    for number, row in enumerate(rows, start=1):
+        found = check(row)
+        if found is not None:
+            column, given, allowed = found
+            text = repr(given)
+            shown = text if len(text) <= 80 else f"{text[:77]}..."
+            raise RowError(f"row {number}: {column} is {shown}; allowed: {allowed}")
+
+
+# A column, what it holds, and what is allowed; None where a row is as it should be.
+_Found = tuple[str, Any, str] | None
+
+
+def _piqa(row: Mapping[str, Any]) -> _Found:
+    return _texts(row, "goal") or _choices(row, "sol1", "sol2") or _label(row, 2)
+
+
+def _boolq(row: Mapping[str, Any]) -> _Found:
+    return _texts(row, "passage", "question") or _label(row, 2)
+
+
+def _hellaswag(row: Mapping[str, Any]) -> _Found:
+    from lm_eval.tasks.hellaswag.utils import preprocess
+
+    endings, label = row.get("endings"), row.get("label")
+    if found := _texts(row, "activity_label", "ctx_a", "ctx_b"):
+        return found
+    if not isinstance(endings, list) or not endings:
+        return "endings", endings, "a list of texts"
+    for index, ending in enumerate(endings):
+        # lm-eval takes out what stands in brackets.
+        if not _is_choice(ending) or not preprocess(ending).strip():
+            return f"endings[{index}]", ending, _CHOICE
+    # The hub has this label as a text.
+    if str(label) not in [str(index) for index in range(len(endings))]:
+        return "label", label, f"0 to {len(endings) - 1}"
+    return None
+
+
+def _arc(row: Mapping[str, Any]) -> _Found:
+    choices, key = row.get("choices"), row.get("answerKey")
+    if found := _texts(row, "question"):
+        return found
+    texts, labels = (choices.get(name) if isinstance(choices, Mapping) else None for name in ("text", "label"))
+    if not isinstance(texts, list) or not isinstance(labels, list) or not texts or len(texts) != len(labels):
+        return "choices", choices, '{"text": [...], "label": [...]}, as many labels as texts'
+    for index, text in enumerate(texts):
+        if not _is_choice(text):
+            return f"choices.text[{index}]", text, _CHOICE
+    if not isinstance(key, str) or key not in labels:
+        return "answerKey", key, f"one of the row's labels {', '.join(map(str, labels))}"
+    return None
+
+
+def _texts(row: Mapping[str, Any], *columns: str) -> _Found:
+    return next(((each, row.get(each), _TEXT) for each in columns if not isinstance(row.get(each), str)), None)
+
+
+def _choices(row: Mapping[str, Any], *columns: str) -> _Found:
+    return next(((each, row.get(each), _CHOICE) for each in columns if not _is_choice(row.get(each))), None)
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _label(row: Mapping[str, Any], choices: int) -> _Found:
+    label = row.get("label")
+    if isinstance(label, int) and 0 <= label < choices:
+        return None
+    return "label", label, f"0 to {choices - 1}, a number"
+
+
+_CHECKS: dict[str, Callable[[Mapping[str, Any]], _Found]] = {
+    "piqa": _piqa,
+    "boolq": _boolq,
+    "hellaswag": _hellaswag,
+    "arc_easy": _arc,
+    "arc_challenge": _arc,
+}
