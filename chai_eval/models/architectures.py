@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def config_from_mapping(values: Mapping[str, Any]) -> PretrainedConfig:
     Raises
     ------
     SettingError
-        `model_type` is missing, transformers doesn't know it, or the values don't make a config.
+        `model_type` is missing, transformers doesn't know it, it has no such field, or the values don't make a config.
     """
     values = dict(values)
     model_type = values.pop("model_type", None)
@@ -31,9 +32,32 @@ def config_from_mapping(values: Mapping[str, Any]) -> PretrainedConfig:
             "model.config: no model_type given, and model.path names no local model; allowed: llama, opt …"
         )
     try:
+        default = AutoConfig.for_model(model_type)
+        for name, value in values.items():
+            if not _is_field(default, name) and not _is_converted(default, name, value):
+                raise _no_field(default, name)
         return AutoConfig.for_model(model_type, **values)
+    except SettingError:
+        raise
     except Exception as error:  # transformers validates with several libraries, each with its own errors
-        raise SettingError(f"model.config: makes no {model_type} model ({_first_line(error)})") from error
+        raise SettingError(f"model.config: makes no {model_type} model ({reason(error)})") from error
+
+
+def _is_field(config: PretrainedConfig, name: str) -> bool:
+    return hasattr(config, name) and not callable(getattr(type(config), name, None))
+
+
+def _is_converted(default: PretrainedConfig, name: str, value: Any) -> bool:
+    """Whether a name that is no field is read nevertheless, as `rope_theta` is; one that isn't is only stored."""
+    given = type(default)(**{name: value})
+    return not hasattr(given, name) or {**default.to_dict(), name: None} != {**given.to_dict(), name: None}
+
+
+def _no_field(config: PretrainedConfig, name: str) -> SettingError:
+    fields = [each for each in config.to_dict() if not each.startswith("_")]
+    close = difflib.get_close_matches(name, fields, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return SettingError(f"model.config: a {config.model_type} model has no {name}{hint}; allowed: fields of its config")
 
 
 def with_changes(config: PretrainedConfig, changes: Mapping[str, Any], layers: int | None) -> PretrainedConfig:
@@ -46,10 +70,8 @@ def with_changes(config: PretrainedConfig, changes: Mapping[str, Any], layers: i
     """
     config = copy.deepcopy(config)
     for name, value in changes.items():
-        if not hasattr(config, name):
-            raise SettingError(
-                f"model.config: a {config.model_type} model has no {name}; allowed: fields of its config"
-            )
+        if not _is_field(config, name):
+            raise _no_field(config, name)
         setattr(config, name, value)
     whole = int(config.num_hidden_layers)
     if layers is None or layers == whole:
@@ -63,7 +85,9 @@ def with_changes(config: PretrainedConfig, changes: Mapping[str, Any], layers: i
     return config
 
 
-def random_model(config: PretrainedConfig, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def random_model(
+    config: PretrainedConfig, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """A model with random weights, the same at every call; the global random state is left as it was.
 
     Raises
@@ -76,19 +100,22 @@ def random_model(config: PretrainedConfig, *, device: torch.device, dtype: torch
         raise SettingError(
             f"model.config: num_key_value_heads {kv_heads} given for {heads} heads; allowed: a divisor of {heads}"
         )
+    trust = {"trust_remote_code": trust_remote_code}
     try:
         with torch.device("meta"):
-            size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+            size = sum(each.numel() for each in AutoModelForCausalLM.from_config(config, **trust).parameters())
     except Exception as error:
-        raise SettingError(f"model.config: makes no {config.model_type} model ({_first_line(error)})") from error
+        raise SettingError(f"model.config: makes no {config.model_type} model ({reason(error)})") from error
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices, enabled=True):
         torch.manual_seed(SEED)
         if size <= _DRAWN_ON_CPU:
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(device=device, dtype=dtype)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **trust).to(device=device, dtype=dtype)
         with device:
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, **trust)
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def reason(error: Exception) -> str:
+    """One line of an error of transformers: its first line, and the next where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:300]

@@ -11,13 +11,19 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from chai_eval.errors import RunError, SettingError
-from chai_eval.models.architectures import config_from_mapping, random_model, with_changes
-from chai_eval.models.builtin import VOCAB_SIZE, byte_tokenizer
+from chai_eval.models.architectures import config_from_mapping, random_model, reason, with_changes
 from chai_eval.models.embedded import EMBEDDED, embedded_path
+from chai_eval.models.tokenizer import check_tokenizer, load_tokenizer, tokenizer_of_random
 from chai_eval.models.untie import untie
 from chai_eval.resources import conf_dir
 from chai_eval.settings import ModelSettings, parse_model
@@ -105,12 +111,13 @@ def load(settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     folder = _local_folder(settings)
+    check_tokenizer(settings)
     if settings.weights == "random":
         model = _random(settings, folder, device, dtype)
-        tokenizer = _tokenizer_of_random(settings, folder, model)
+        tokenizer = tokenizer_of_random(settings, _own_tokenizer(settings, folder), model)
     else:
         model = _pretrained(settings, folder, device, dtype)
-        tokenizer = _tokenizer(settings, settings.tokenizer or str(folder or settings.path))
+        tokenizer = load_tokenizer(settings, settings.tokenizer or str(folder or settings.path))
     if settings.untie:
         model = untie(model)
     return model.eval(), tokenizer
@@ -168,11 +175,52 @@ def _local_folder(settings: ModelSettings) -> Path | None:
 def _random(settings: ModelSettings, folder: Path | None, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     if settings.device_map is not None:
         raise SettingError("model.device_map: given together with weights=random; allowed: null")
-    if folder is not None and (folder / "config.json").is_file():
-        config, changes = AutoConfig.from_pretrained(folder), _changes(settings)
+    if _from_mapping(settings):
+        if settings.revision is not None:
+            raise SettingError(
+                f"model.revision: {settings.revision} given for a model that is built from model.config; allowed: null"
+            )
+        config = with_changes(config_from_mapping(settings.config), {}, settings.layers)
     else:
-        config, changes = config_from_mapping(settings.config), {}
-    return random_model(with_changes(config, changes, settings.layers), device=device, dtype=dtype)
+        config = with_changes(_config_at(settings, folder), _changes(settings), settings.layers)
+    return random_model(
+        config,
+        device=device,
+        dtype=dtype,
+        trust_remote_code=settings.trust_remote_code,
+    )
+
+
+def _from_mapping(settings: ModelSettings) -> bool:
+    """Whether a random model's config is that of the settings rather than one that lies at its path.
+
+    Our own files name a path on the hub beside the config that lies there, so that random weights need no hub.
+    """
+    if settings.path is None:
+        return True
+    if "model_type" not in settings.config or Path(settings.path).expanduser().is_dir():
+        return False
+    return settings.path in (model_settings(name).path for name in model_names())
+
+
+def _config_at(settings: ModelSettings, folder: Path | None) -> PretrainedConfig:
+    if folder is not None and not (folder / "config.json").is_file():
+        raise SettingError(f"model.path: {folder} has no config.json; allowed: a directory with one, or null")
+    options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    try:
+        return AutoConfig.from_pretrained(str(folder or settings.path), **options)
+    except Exception as error:  # transformers and the hub client each have errors of their own
+        failed = _not_loaded(settings, folder, error)
+        if folder is None:
+            raise failed from error
+        raise SettingError(f"{failed}; allowed: a directory with a whole config.json, or null") from error
+
+
+def _own_tokenizer(settings: ModelSettings, folder: Path | None) -> str | None:
+    """Where the tokenizer of a random model lies, None where it has none."""
+    if folder is not None:
+        return str(folder) if (folder / "tokenizer_config.json").is_file() else None
+    return None if _from_mapping(settings) else settings.path
 
 
 def _changes(settings: ModelSettings) -> Mapping[str, Any]:
@@ -247,36 +295,7 @@ def _check_safetensors(folder: Path) -> None:
 
 
 def _not_loaded(settings: ModelSettings, folder: Path | None, error: Exception) -> RunError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
+    why = f"{type(error).__name__}: {reason(error)}"
     if folder is not None:
-        return RunError(f"model.path: {settings.path} can't be loaded ({reason})")
-    return RunError(f"model.path: {settings.path} can't be loaded from the hub ({reason}); {_ELSEWHERE}")
-
-
-def _tokenizer(settings: ModelSettings, source: str) -> PreTrainedTokenizerBase:
-    if source == "builtin":
-        return byte_tokenizer()
-    # A revision is of the weights; it names nothing in another repository.
-    revision = settings.revision if settings.tokenizer is None else None
-    try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
-    except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]
-        raise RunError(
-            f"model.tokenizer: {source} can't be loaded ({reason}); a local directory, or builtin, needs no hub"
-        ) from error
-
-
-def _tokenizer_of_random(
-    settings: ModelSettings, folder: Path | None, model: PreTrainedModel
-) -> PreTrainedTokenizerBase:
-    own = folder is not None and (folder / "tokenizer_config.json").is_file()
-    source = settings.tokenizer or (str(folder) if own else "builtin")
-    if source == "builtin" and model.config.vocab_size < VOCAB_SIZE:
-        raise SettingError(
-            f"model.config: vocab_size {model.config.vocab_size} is too small for the builtin tokenizer; "
-            f"allowed: {VOCAB_SIZE} or more, or model.tokenizer"
-        )
-    return _tokenizer(settings, source)
+        return RunError(f"model.path: {settings.path} can't be loaded ({why})")
+    return RunError(f"model.path: {settings.path} can't be loaded from the hub ({why}); {_ELSEWHERE}")

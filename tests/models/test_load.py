@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from chai_eval.errors import RunError, SettingError
 from chai_eval.models import load_model, model_names, model_settings
 from chai_eval.models.architectures import config_from_mapping
-from chai_eval.models.load import resolve_dtype
+from chai_eval.models.load import load, resolve_dtype
 from chai_eval.resources import conf_dir
 from chai_eval.settings import parse_model
 
@@ -176,7 +177,27 @@ def test_a_model_of_the_hub_without_network_says_what_needs_none(monkeypatch: py
         ("tiny_llama_random", {"dtype": "int8"}, r"^model\.dtype: 'int8' given; allowed: auto, float32"),
         ("tiny_llama_random", {"weights": "pretrained"}, r"^model\.weights: .*allowed: random, or model\.path$"),
         ("tiny_llama_random", {"config": {"num_key_value_heads": 3}}, r"^model\.config: num_key_value_heads 3 given"),
-        ("tiny_llama_random", {"config": {"hidden_size": 63}}, r"^model\.config: "),
+        (
+            "tiny_llama_random",
+            {"config": {"hidden_size": 63}},
+            r"^model\.config: makes no llama model \(.*hidden size \(63\) is not a multiple of .* heads \(8\)",
+        ),
+        (
+            "tiny_llama_random",
+            {"config": {"foo": {"bar": 1}}},
+            r"^model\.config: a llama model has no foo; allowed: fields of its config$",
+        ),
+        (
+            "tiny_llama_random",
+            {"config": {"hiden_size": 64}},
+            r"^model\.config: a llama model has no hiden_size \(did you mean hidden_size\?\); allowed: ",
+        ),
+        (
+            "tiny_llama_random",
+            {"revision": "v2"},
+            r"^model\.revision: v2 given for a model that is built from model\.config; allowed: null$",
+        ),
+        ("llama7b", {"weights": "random", "revision": "v2"}, r"^model\.revision: v2 given .*; allowed: null$"),
         ("tiny_llama_random", {"config": {"vocab_size": 100}}, r"^model\.config: vocab_size 100 is too small"),
         ("tiny_llama_random", {"config": {"model_type": "lama"}}, r"^model\.config: makes no lama model"),
         ("llama7b", {"path": "/no/such"}, r"^model\.path: /no/such is not a directory; allowed: "),
@@ -187,6 +208,40 @@ def test_a_wrong_setting_is_one_line(name: str, settings: dict[str, Any], messag
     with pytest.raises(SettingError, match=message) as raised:
         load_model(name, device="cpu", **settings)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"model_type": "lama"}'])
+def test_random_weights_at_a_path_without_a_whole_config_are_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    for name in ("tiny_llama_random", "llama7b"):
+        with pytest.raises(SettingError, match=r"^model\.path: .*; allowed: a directory with [^\n]*$") as raised:
+            load_model(name, device="cpu", weights="random", path=tmp_path)
+        assert "\n" not in str(raised.value)
+
+
+def test_random_weights_take_the_config_that_lies_at_the_path(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    model, _ = load_model("tiny_llama_random", device="cpu", path=saved)
+    assert model.config.num_hidden_layers == 3
+
+
+def test_random_weights_of_another_model_on_the_hub_are_not_those_of_the_built_in_config() -> None:
+    with pytest.raises(RunError, match=r"^model\.path: nobody/nothing can't be loaded from the hub"):
+        load_model("tiny_llama_random", device="cpu", path="nobody/nothing")
+
+
+def test_a_config_field_that_transformers_renames_is_taken() -> None:
+    model, _ = load_model("tiny_llama_random", device="cpu", config={"rope_theta": 5000.0})
+    assert model.config.rope_parameters["rope_theta"] == 5000.0
+
+
+@pytest.mark.parametrize("tokenizer", ["/no/such", "./nope", __file__])
+def test_a_tokenizer_that_is_no_directory_is_a_wrong_setting(tokenizer: str) -> None:
+    settings = model_settings("tiny_llama_random", tokenizer=tokenizer)
+    with pytest.raises(SettingError, match=r"^model\.tokenizer: .* is not a directory; allowed: "):
+        load(settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,71 @@
+"""The tokenizer of a model: its own, another one, or the one that needs no files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from chai_eval.errors import RunError, SettingError
+from chai_eval.models.architectures import reason
+from chai_eval.models.builtin import VOCAB_SIZE, byte_tokenizer
+from chai_eval.settings import ModelSettings
+
+
+def check_tokenizer(settings: ModelSettings) -> None:
+    """Look whether a directory is there, before minutes go into loading the model.
+
+    Raises
+    ------
+    SettingError
+        The tokenizer is written as a directory and is none.
+    """
+    given = settings.tokenizer
+    if given is None or Path(given).expanduser().is_dir():
+        return
+    if Path(given).expanduser().exists() or given.startswith(("/", ".", "~")) or given.count("/") > 1:
+        raise SettingError(
+            f"model.tokenizer: {given} is not a directory; allowed: a local directory, a name on the hub, builtin"
+        )
+
+
+def load_tokenizer(settings: ModelSettings, source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies at `source`: a directory, a name on the hub, or `builtin`.
+
+    Raises
+    ------
+    RunError
+        It can't be read.
+    """
+    if source == "builtin":
+        return byte_tokenizer()
+    # A revision is of the weights; it names nothing in another repository.
+    revision = settings.revision if settings.tokenizer is None else None
+    if source.startswith("~"):
+        source = str(Path(source).expanduser())
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
+    except Exception as error:
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise RunError(
+            f"model.tokenizer: {source} can't be loaded ({why}); a local directory, or builtin, needs no hub"
+        ) from error
+
+
+def tokenizer_of_random(settings: ModelSettings, own: str | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model with random weights: as set, else the one at `own`, else the builtin one.
+
+    Raises
+    ------
+    SettingError
+        The model has fewer embeddings than the builtin tokenizer has tokens.
+    RunError
+        It can't be read.
+    """
+    source = settings.tokenizer or own or "builtin"
+    if source == "builtin" and model.config.vocab_size < VOCAB_SIZE:
+        raise SettingError(
+            f"model.config: vocab_size {model.config.vocab_size} is too small for the builtin tokenizer; "
+            f"allowed: {VOCAB_SIZE} or more, or model.tokenizer"
+        )
+    return load_tokenizer(settings, source)
