@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chai_eval.cli import main
+from chai_eval.cli.overrides import jobs_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +44,7 @@ MISTAKES = [
     ("method.clusters=[[8,100000000]]", "method.clusters: [8, 100000000] given", "10000"),
     ("method.clusters=${model.cluster}", "method.clusters: Interpolation key", "value"),
     ("launcher=slurm", "launcher: 'slurm' is unknown", "submitit_slurm"),
+    ("hydra.launcher.n_jobs=3", "hydra.launcher.n_jobs: given without a launcher", "launcher=joblib"),
     ("hydra.run.dir=x", "hydra.run.dir: 'hydra' is unknown", "results_dir"),
     ("debug=maybe", "debug: 'maybe' given", "false"),
     ("~limit", "~limit: not understood", "setting=value"),
@@ -101,6 +103,30 @@ def test_a_mistake_in_one_job_of_a_sweep_stops_it_before_the_first(
 ) -> None:
     refused(capsys, "-m", *sweep.split())
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("method.probe_tokens=glob(*)", "allowed: a list of values, range(…), choice(…)\n"),
+        ("limit=interval(1,5)", "allowed: a list of values, range(…), choice(…)\n"),
+        ("model=interval(1,5)", "allowed: a list of values, range(…), choice(…), glob(…)\n"),
+        ("model=glob(huge*)", "which matches nothing; allowed: llama33b, llama7b, "),
+    ],
+)
+def test_a_sweep_is_refused_with_what_works_for_its_setting(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "-m", typed)
+    key, _, value = typed.partition("=")
+    assert line.startswith(f"{key}: '{value}' given")
+    assert said in line
+
+
+@pytest.mark.parametrize("typed", ["model=glob(tiny*)", "model=glob([tiny*,llama*],exclude=llama*)"])
+def test_a_glob_over_a_group_is_a_job_for_each_match(typed: str) -> None:
+    jobs = jobs_of([typed, "limit=2"], multirun=True)
+    assert [job.settings.model.name for job in jobs] == ["tiny_llama_random", "tiny_opt_random"]
 
 
 def test_a_mistake_on_the_real_command_line_prints_nothing_but_its_line(elsewhere: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -160,9 +160,20 @@ def _values(argument: str, parser: OverridesParser, multirun: bool) -> list[str]
         return [argument]
     if not multirun:
         raise SettingError(f"{key}: {value!r} given, several values; allowed: one value, or -m to run each of them")
-    if not override.is_discrete_sweep():
-        raise SettingError(f"{key}: {value!r} given; allowed: a list of values, range(…), choice(…) or glob(…)")
+    pattern: Any = override.value()
+    if isinstance(pattern, Glob) and key in groups():
+        return [f"{key}={each}" for each in _matching(key, value, pattern)]
+    if isinstance(pattern, Glob) or not override.is_discrete_sweep():
+        names = ", glob(…)" if key in groups() else ""
+        raise SettingError(f"{key}: {value!r} given; allowed: a list of values, range(…), choice(…){names}")
     return [f"{key}={each}" for each in override.sweep_string_iterator()]
+
+
+def _matching(group: str, given: str, pattern: Glob) -> list[str]:
+    names = pattern.filter(choices(group))
+    if not names:
+        raise SettingError(f"{group}: {given!r} given, which matches nothing; allowed: {', '.join(choices(group))}")
+    return names
 
 
 def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:
@@ -172,6 +183,12 @@ def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:
     given = [each.partition("=")[2].removeprefix(OURS) for each in overrides if each.startswith(f"{LAUNCHER}=")]
     if given and given[-1] not in launchers():
         raise unknown("launcher", given[-1], launchers())
+    if not given or given[-1] == "basic":
+        for key in (override.lstrip("+").partition("=")[0] for override in overrides):
+            if key.startswith("hydra."):
+                raise SettingError(
+                    f"{key}: given without a launcher; allowed: with launcher={'|'.join(launchers()[1:])}"
+                )
     return Job(settings, tuple(overrides), label, *given[-1:])
 
 
