@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chai_eval.scoring.ranks import Ranks
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 # What transformers writes into a configuration without any meaning for the numbers.
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
 
+# The package that transformers makes of code that comes with weights.
+REMOTE_CODE = "transformers_modules."
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -28,7 +33,8 @@ class LoadedModel:
     fingerprint
         Of the weights.
     architecture
-        Of the configuration, without what has no say in the numbers.
+        Of the configuration, how texts are generated, and code that came with the weights; without what has no say in
+        the numbers.
     vocabulary
         Of the tokenizer.
     code
@@ -58,8 +64,7 @@ def load(settings: ModelSettings) -> LoadedModel:
     from chai_eval import models
 
     model, tokenizer = models.load(settings)
-    config = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE}
-    return LoadedModel(model, tokenizer, models.fingerprint(model), _sha256(config), _vocabulary(tokenizer))
+    return LoadedModel(model, tokenizer, models.fingerprint(model), _architecture(model), _vocabulary(tokenizer))
 
 
 @dataclass
@@ -122,6 +127,28 @@ def _placed(settings: ModelSettings, ranks: Ranks) -> ModelSettings:
         return settings
     torch.cuda.set_device(ranks.local_rank)
     return replace(settings, device=f"cuda:{ranks.local_rank}")
+
+
+def _architecture(model: Any) -> str:
+    config = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE}
+    generation = getattr(model, "generation_config", None)
+    given = {} if generation is None else generation.to_dict()
+    # What isn't set has no say; names with a bar before them say where the others come from.
+    kept = {name: value for name, value in given.items() if value is not None and name not in VOLATILE}
+    return _sha256([config, {name: value for name, value in kept.items() if name[0] != "_"}, _own_code(model)])
+
+
+def _own_code(model: Any) -> dict[str, str]:
+    """Hashes of the source files that `trust_remote_code` loaded for a model; empty for transformers' own models."""
+    names = {type(each).__module__ for each in (model.config, *model.modules())}
+    hashes = {}
+    for package in {f"{name.rpartition('.')[0]}." for name in names if name.startswith(REMOTE_CODE)}:
+        # All of it that is loaded: a file may import others that lie beside it.
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name.startswith(package) and file is not None:
+                hashes[name.removeprefix(package)] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return hashes
 
 
 def _vocabulary(tokenizer: Any) -> str:
