@@ -25,7 +25,7 @@ from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.calibration.choice import choose
 from chai_eval.calibration.collect import Collected, collect, heads_of
 from chai_eval.calibration.command import run_command
-from chai_eval.calibration.folder import write_calibration
+from chai_eval.calibration.folder import held, write_calibration
 from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
 from chai_eval.calibration.sensitivity import counts_to_measure, layer_divergence
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens, parse_calibration
@@ -79,30 +79,35 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
         raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
     # Too short for both: what there is serves to calibrate on and to measure on.
     samples = iter(held_out) if first is None else itertools.chain([first], samples)
-    kept = folder / f".progress-{_progress_key(settings, weights)}"
-    found = collect(model, samples, settings, kept / "sums.pt")
-    _say_what_there_was(found, settings)
-    measured_at = counts_to_measure(shape.heads, settings.sensitivity_counts)
-    measured = layer_divergence(model, held_out, measured_at, settings.probe_tokens, kept)
-    choice = choose(settings, found.sums, measured, measured_at, shape)
-    description = {
-        "layout": LAYOUT,
-        "model": {
-            "name": settings.model.name,
-            **identity(model),
-            "fingerprint": weights,
-            "revision": settings.model.revision,
-        },
-        "presets": choice.description(),
-        "measured_counts": measured_at,
-        "provenance": _provenance(settings, found, text.name, command),
-    }
-    if found.predictors:
-        description["predictor_recall"] = _recalls(model, found.predictors, held_out)
-    tensors = {**_tensors(found, shape), **choice.tensors(), "measured_divergence": measured.float()}
-    write_calibration(folder, description, tensors)
-    shutil.rmtree(kept)
+    with held(folder):
+        kept = folder / f".progress-{_progress_key(settings, weights)}"
+        found = collect(model, samples, settings, kept / "sums.pt")
+        _say_what_there_was(found, settings)
+        measured_at = counts_to_measure(shape.heads, settings.sensitivity_counts)
+        measured = layer_divergence(model, held_out, measured_at, settings.probe_tokens, kept)
+        choice = choose(settings, found.sums, measured, measured_at, shape)
+        description: dict[str, Any] = {
+            "layout": LAYOUT,
+            "model": _described(model, settings, weights),
+            "presets": choice.description(),
+            "measured_counts": measured_at,
+            "provenance": _provenance(settings, found, text.name, command),
+        }
+        if found.predictors:
+            description["predictor_recall"] = _recalls(model, found.predictors, held_out)
+        tensors = {**_tensors(found, shape), **choice.tensors(), "measured_divergence": measured.float()}
+        write_calibration(folder, description, tensors)
+        shutil.rmtree(kept)
     return folder
+
+
+def _described(model: PreTrainedModel, settings: CalibrationSettings, weights: str) -> dict[str, Any]:
+    return {
+        "name": settings.model.name,
+        **identity(model),
+        "fingerprint": weights,
+        "revision": settings.model.revision,
+    }
 
 
 def _tensors(found: Collected, shape: AttentionShape) -> dict[str, Tensor]:

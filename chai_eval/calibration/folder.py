@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
 
 from chai_eval.errors import RunError
 
 DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from calibrating into a folder while the context lasts.
+
+    Raises
+    ------
+    RunError
+        Where one is at it, or the folder can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise RunError(f"out: another process is calibrating into {folder}") from error
+    except PermissionError as error:
+        raise RunError(f"out: {folder} can't be written ({error.strerror})") from error
+    with suppress(OSError):
+        (folder / ".lock").unlink()
 
 
 def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from chai_eval.calibrate import calibrate
 from chai_eval.calibration import collect as collect_module
 from chai_eval.calibration.command import composed
+from chai_eval.calibration.folder import held
 from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
-from chai_eval.errors import SettingError
+from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import preset_runs
 from chai_eval.models import load_model
@@ -42,6 +43,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "calibration.safetensors")
 
 
+@torch.no_grad()
 def test_methods_read_what_calibration_wrote(text: str, tmp_path: Path) -> None:
     folder = calibrate(settings(text, tmp_path / "c", "predictor=true"), "command")
     description = json.loads((folder / "calibration.json").read_text())
@@ -99,6 +101,11 @@ def test_interrupted_calibration_ends_as_an_uninterrupted_one(
     first, second = tensors(whole), tensors(resumed)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_two_processes_do_not_calibrate_into_one_folder(text: str, tmp_path: Path) -> None:
+    with held(tmp_path / "c"), pytest.raises(RunError, match="out: another process is calibrating into"):
+        calibrate(settings(text, tmp_path / "c"), "command")
 
 
 def test_samples_are_summed_whatever_their_batch(text: str, tmp_path: Path) -> None:
