@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from chai_eval.attention.cache import ClusteredCache, RowLayer
+from chai_eval.attention.cache import ClusteredCache
 from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
-from chai_eval.attention.inject import ForwardPass, Layer, Takeover, UnsupportedModel, attention_layers, take_over
+from chai_eval.attention.inject import UnsupportedModel, attention_layers, take_over
 from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
+from chai_eval.attention.passes import ForwardPass, Layer, Takeover
 from chai_eval.attention.planned import clustered
 from chai_eval.attention.probe import probe_features, probe_probabilities
 from chai_eval.attention.probed import Plan
+from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows
 
 __all__ = [

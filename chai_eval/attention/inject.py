@@ -8,20 +8,17 @@ module that owns the layers works out the rows of the pass, points the config at
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, Cache, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from chai_eval.attention.cache import ClusteredCache, Remembered, RowLayer, adopt
-from chai_eval.attention.rows import Rows
+from chai_eval.attention.passes import Attend, Layer, Takeover, packed_pass, padded_pass
 
 # What some models add to attention and we do not compute; each arrives as a keyword of the attention call.
 NOT_COMPUTED = {
@@ -32,98 +29,12 @@ NOT_COMPUTED = {
 }
 
 
-# What models call their cache, newest name first.
-CACHE_NAMES = ("cache", "past_key_values")
-
 # What models call the attention module of a layer.
 ATTENTION_NAMES = {"self_attn", "attn", "attention", "self_attention"}
 
 
 class UnsupportedModel(ValueError):  # noqa: N818 - says what is wrong, not that it is an error
     """The attention of this model can't be taken over; the message says why."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One attention call of the model.
-
-    Attributes
-    ----------
-    index : int
-        Number of the layer, from 0.
-    scaling : float
-        Factor of the products of queries and keys.
-    window : int or None
-        Width of the sliding window, where the layer has one.
-    module : nn.Module
-        The attention module.
-    """
-
-    index: int
-    scaling: float
-    window: int | None
-    module: nn.Module
-
-
-@dataclass
-class ForwardPass:
-    """What the layers of one forward pass share: the rows, and whatever a method carries from layer to layer.
-
-    Attributes
-    ----------
-    rows : Rows
-    cache : list of RowLayer, or None
-    carried : dict
-        From layer to layer, as long as the pass lasts.
-    remembered : dict of (layer, name) to Tensor [rows, ...]
-        From pass to pass, as long as the cache lasts; reordered with it, so the first dimension must be the rows.
-    """
-
-    rows: Rows
-    cache: list[RowLayer] | None = None
-    carried: dict[str, Any] = field(default_factory=dict)
-    remembered: MutableMapping[tuple[int, str], Tensor] = field(default_factory=dict)
-    layers_seen: set[int] = field(default_factory=set)
-
-    def store(self, layer: int) -> RowLayer | None:
-        """Where the layer's keys and values are kept, if they are."""
-        return None if self.cache is None else self.cache[layer]
-
-    def use_cache(self, in_use: bool) -> None:
-        """Open the cache for this pass, or close it after."""
-        for layer in self.cache or ():
-            layer.in_use = in_use
-
-    def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the whole rows, those of this pass stored with the earlier ones."""
-        store = self.store(layer)
-        return (key, value) if store is None else store.append(key, value, self.rows)
-
-
-@dataclass
-class Takeover:
-    """A model whose attention is taken over.
-
-    Attributes
-    ----------
-    passes : list of ForwardPass
-        The forward pass that is going on, if any.
-    paths : Counter of str
-        How often clustered layers projected "whole" (all heads), or narrowly: "two_step", "decode".
-    """
-
-    passes: list[ForwardPass] = field(default_factory=list)
-    paths: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def run(self) -> ForwardPass | None:
-        """The forward pass that is going on."""
-        return self.passes[-1] if self.passes else None
-
-
-# (layer, query [rows, heads, length, head_dim], key and value [rows, kv_heads, length, head_dim], pass)
-# to the output [rows, heads, length, head_dim].
-Attend = Callable[[Layer, Tensor, Tensor, Tensor, ForwardPass], Tensor]
 
 
 @dataclass(frozen=True)
@@ -229,7 +140,7 @@ def take_over(
     name = f"chai_eval_{id(model):x}"
     config = model.config
     original = _implementations(config)
-    padded = partial(_padded_pass, stack, len(layers), made_by, probe_tokens)
+    padded = partial(padded_pass, stack, len(layers), made_by, probe_tokens)
     parameters = list(inspect.signature(stack.forward).parameters)
     handle = Takeover()
     current = handle.passes
@@ -258,7 +169,7 @@ def take_over(
             return args, kwargs
         # By name: what is given by position (a mask, say) must not be missed.
         kwargs.update(zip(parameters, args, strict=False))
-        run = _packed_pass(rows, kwargs) if rows is not None else padded(kwargs)
+        run = packed_pass(rows, kwargs) if rows is not None else padded(kwargs)
         run.use_cache(True)
         current.append(run)
         config._attn_implementation = name
@@ -293,70 +204,6 @@ def take_over(
         _restore(original)
         AttentionInterface._global_mapping.pop(name, None)
         AttentionMaskInterface._global_mapping.pop(name, None)
-
-
-def positions(rows: Rows) -> Tensor:
-    """Position of every token of a packed pass within its request: `[1, tokens]`, int64."""
-    if rows.place is None:
-        raise ValueError("rows: a packed pass is needed")
-    column = torch.arange(rows.length, device=rows.place.device).expand(rows.count, -1)
-    by_place = rows.position if rows.position is not None else column
-    return by_place.flatten().index_select(0, rows.place)[None]
-
-
-def _packed_pass(rows: Rows, kwargs: dict[str, Any]) -> ForwardPass:
-    """The pass of packed rows; gives the model their positions."""
-    tokens = _input(kwargs)
-    if _given_cache(kwargs) is not None:
-        raise ValueError("rows: packed rows given with a cache; allowed: one of the two")
-    rows = rows.to(tokens.device)
-    if kwargs.get("position_ids") is None:
-        kwargs["position_ids"] = positions(rows)
-    kwargs["use_cache"] = False
-    return ForwardPass(rows)
-
-
-def _padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, kwargs: dict[str, Any]) -> ForwardPass:
-    """The pass of an ordinary batch, with or without a cache."""
-    tokens = _input(kwargs)
-    batch, length, device = tokens.shape[0], tokens.shape[1], tokens.device
-    mask = kwargs.get("attention_mask")
-    cache = _given_cache(kwargs)
-    if cache is None and _wants_cache(stack, kwargs):
-        cache = kwargs[_cache_name(stack)] = ClusteredCache(layers)
-    if cache is None:
-        return ForwardPass(Rows.from_mask(mask, batch, length, device))
-    stored = adopt(cache, layers, made_by, probe_tokens)
-    seen, lengths = stored[0].seen, stored[0].lengths
-    if mask is not None and mask.ndim == 2 and mask.shape[1] == seen + length:
-        mask = mask[:, seen:]
-    rows = Rows.from_mask(mask, batch, length, device)
-    if lengths is not None:
-        rows = rows.after(lengths, stored[0].width, stored[0].aligned)
-    return ForwardPass(rows, stored, remembered=Remembered(stored))
-
-
-def _input(kwargs: Mapping[str, Any]) -> Tensor:
-    for given in (kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
-        if given is not None:
-            return given
-    raise ValueError("input_ids: none given")
-
-
-def _given_cache(kwargs: Mapping[str, Any]) -> Cache | None:
-    return next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
-
-
-def _cache_name(stack: nn.Module) -> str:
-    """What this version of the model calls its cache."""
-    parameters = inspect.signature(stack.forward).parameters
-    return next(name for name in CACHE_NAMES if name in parameters)
-
-
-def _wants_cache(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    wanted = kwargs.get("use_cache")
-    config: Any = stack.config
-    return bool(config.use_cache if wanted is None else wanted)
 
 
 def _refuse_extras(kind: str, kwargs: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from chai_eval.attention.cache import RowLayer, distinct
 from chai_eval.attention.clustered import shared_attention
-from chai_eval.attention.inject import ForwardPass, Takeover, attention_layers
+from chai_eval.attention.inject import attention_layers
+from chai_eval.attention.passes import ForwardPass, Takeover
 from chai_eval.attention.probed import Plan, exact_attention
+from chai_eval.attention.projection import Narrow
+from chai_eval.attention.row_layer import RowLayer, distinct
 
 Prefill = Literal["auto", "two_step", "one_pass"]
 
@@ -251,60 +253,3 @@ class NarrowAttention:
             return states
         rotate = sys.modules[type(self.module).__module__].apply_rotary_pos_emb
         return rotate(states, states[:, :0], *turn)[0]
-
-
-@dataclass(frozen=True)
-class Narrow:
-    """Some heads of a projection, other ones in every row.
-
-    Attributes
-    ----------
-    weight : Tensor [taken * head_dim, hidden_size], or [rows, taken * head_dim, hidden_size]
-        Of the heads that any row takes; or of each row's own.
-    bias : Tensor or None
-    pick : Tensor [rows, taken], int64, or None
-        Where each row finds its heads among those of `weight`; None where they are all its own.
-    head_dim : int
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    pick: Tensor | None
-    head_dim: int
-
-    @classmethod
-    def of(cls, projection: nn.Linear, heads: Tensor, head_dim: int, *, own: bool = False) -> Narrow:
-        """Gather the weights of `heads`, `[rows, taken]`.
-
-        Parameters
-        ----------
-        own : bool
-            Gather for each row its own heads, rather than for all rows those that any of them takes: worth it for
-            many tokens.
-        """
-        if heads.shape[0] == 1:
-            taken, pick = heads[0], None
-        elif own:
-            taken, pick = heads, None
-        else:
-            taken, inverse = torch.unique(heads, return_inverse=True)
-            pick = inverse.view_as(heads)
-        weight = projection.weight.unflatten(0, (-1, head_dim))[taken]  # [..., taken, head_dim, hidden_size]
-        bias = None if projection.bias is None else projection.bias.unflatten(0, (-1, head_dim))[taken].flatten(-2)
-        return cls(weight.flatten(-3, -2), bias, pick, head_dim)
-
-    def for_rows(self, change: Callable[[Tensor], Tensor]) -> Narrow:
-        """The same for rows that were reordered, repeated or selected."""
-        return self if self.pick is None else replace(self, pick=change(self.pick))
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """`[rows, length, hidden_size]` to `[rows, taken, length, head_dim]`."""
-        if self.weight.ndim == 2:
-            out = nn.functional.linear(hidden, self.weight, self.bias)
-        else:
-            out = torch.matmul(hidden, self.weight.transpose(-1, -2))
-            out = out if self.bias is None else out + self.bias[:, None].to(out.dtype)
-        out = out.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        if self.pick is None:
-            return out
-        return out[torch.arange(out.shape[0], device=out.device)[:, None], self.pick]

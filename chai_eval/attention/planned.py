@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import ForwardPass, Layer, Takeover, take_over
+from chai_eval.attention.inject import take_over
 from chai_eval.attention.narrow import Prefill, narrowed
+from chai_eval.attention.passes import ForwardPass, Layer, Takeover
 from chai_eval.attention.probed import Plan, attend_planned
 
 

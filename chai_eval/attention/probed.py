@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chai_eval.attention.cache import PROBE_QUERY, RowLayer
 from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
-from chai_eval.attention.inject import ForwardPass, Layer
 from chai_eval.attention.membership import Membership
+from chai_eval.attention.passes import ForwardPass, Layer
 from chai_eval.attention.probe import probe_probabilities, repeat_heads
+from chai_eval.attention.row_layer import PROBE_QUERY, RowLayer
 
 # From queries `[rows, heads, probe, head_dim]` and keys `[rows, kv_heads, probe, head_dim]` of the probe tokens to the
 # membership of every row; the last is the scaling of their products.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from chai_eval.attention.inject import CACHE_NAMES
+from chai_eval.attention.passes import CACHE_NAMES
 from chai_eval.measure.clock import Clock
 from chai_eval.measure.settings import Point
 

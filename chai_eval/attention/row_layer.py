@@ -1,0 +1,270 @@
+"""One layer of the cache, in rows: V whole, and K of the heads that are still read once a method knows which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from chai_eval.attention.membership import Membership
+from chai_eval.attention.rows import Rows
+
+# Room made when a buffer is full: an eighth of what it holds, within these bounds. The whole cache is then copied once
+# in many tokens, and never has much more room than it needs.
+LEAST_ROOM, MOST_ROOM = 64, 1024
+
+# Name under which queries of the probe tokens are remembered until every row has seen its probe.
+PROBE_QUERY = "probe_query"
+
+
+class RowLayer(CacheLayerMixin):
+    """Keys and values of one layer, one request a row, each row's first token in column 0.
+
+    Attributes
+    ----------
+    keys : Tensor [rows, kept, room, head_dim]
+        Of every key head; after `keep_only`, of those that representatives read.
+    values : Tensor [rows, kept, room, head_dim]
+    lengths : Tensor [rows], int64
+        Tokens of each row.
+    width : int
+        Columns in use: the longest row's tokens, or a few more after tokens that were padding.
+    seen : int
+        Tokens of the batch so far, padding included.
+    aligned : bool
+        All rows are known to be of the same length.
+    membership : Membership or None
+        Of every row, once `keep_only` was called.
+    slot : Tensor [rows, clusters], int64, or None
+        Which kept key head each representative reads; None where they correspond one to one.
+    made_by : str
+        The method and settings that stored what is here.
+    probe_tokens : int
+        Tokens in which that method finds its clusters, in any layer.
+    in_use : bool
+        A pass under that method is going on.
+    least : int
+        Tokens that no row may be cropped below: `probe_tokens`, once clusters were found in them.
+    state : dict of str to Tensor [rows, ...]
+        What a method remembers from pass to pass.
+    narrow : dict
+        Projections of the kept heads, gathered once for these rows.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, made_by: str = "", probe_tokens: int = 0) -> None:
+        super().__init__()
+        self.made_by = made_by
+        self.probe_tokens = probe_tokens
+        self.in_use = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self.keys = self.values = None
+        self.is_initialized = False
+        self.lengths: Tensor | None = None
+        self.width = 0
+        self.seen = 0
+        self.aligned = False
+        self.membership: Membership | None = None
+        self.slot: Tensor | None = None
+        self.kept_heads: Tensor | None = None
+        self.least = 0
+        self.state: dict[str, Tensor] = {}
+        self.narrow: dict[str, Any] = {}
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Count the tokens of a pass, and hand its keys and values on; they are stored in rows by `append`.
+
+        Raises
+        ------
+        ValueError
+            Outside a pass under the method that the cache belongs to: the model's own attention can't read it.
+        """
+        if not self.in_use:
+            raise ValueError("cache: filled under a method that is no longer applied; allowed: only under that method")
+        self.lazy_initialization(key_states, value_states)
+        self.count(key_states.shape[-2])
+        return key_states, value_states
+
+    def count(self, tokens: int) -> None:
+        """Count the tokens of a pass, padding included."""
+        self.is_initialized = True
+        self.seen += tokens
+
+    def append(self, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Store the tokens of a pass behind those of earlier ones.
+
+        Parameters
+        ----------
+        key, value : Tensor [rows, kept, length, head_dim]
+            Of the pass alone, and of the heads that are kept.
+
+        Returns
+        -------
+        Tensor, Tensor [rows, kept, width, head_dim]
+            The whole rows, where they lie.
+        """
+        self.keys = self._stored(self.keys, key, rows)
+        self.values = self._stored(self.values, value, rows)
+        self.lengths = rows.lengths if rows.past is None else rows.past + rows.lengths
+        self.aligned = rows.aligned
+        if rows.shortest >= self.probe_tokens:
+            self.least = self.probe_tokens
+        self.width = rows.key_columns(rows.length)
+        return self.keys[:, :, : self.width], self.values[:, :, : self.width]
+
+    def with_room(self) -> tuple[Tensor, Tensor]:
+        """Keys and values with the free room behind them, which holds nothing that counts: `[rows, kept, room, d]`."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def _stored(self, buffer: Tensor | None, new: Tensor, rows: Rows) -> Tensor:
+        if rows.past is None or buffer is None:
+            return new.contiguous()
+        if buffer.is_inference() and not torch.is_inference_mode_enabled():
+            buffer = buffer.clone()  # what inference mode made can't be written outside it
+        needed = rows.key_columns(rows.length)
+        if buffer.shape[2] < needed:
+            room = needed + min(max(needed // 8, LEAST_ROOM), MOST_ROOM)
+            grown = buffer.new_zeros(*buffer.shape[:2], room, buffer.shape[3])
+            grown[:, :, : self.width] = buffer[:, :, : self.width]
+            buffer = grown
+        if rows.aligned:
+            buffer[:, :, self.width : needed] = new
+        else:  # rows of different length go on at different columns
+            row = torch.arange(rows.count, device=new.device)[:, None]
+            column = rows.past[:, None] + torch.arange(rows.length, device=new.device)
+            buffer[row, :, column] = new.transpose(1, 2)
+        return buffer
+
+    def keep_only(self, membership: Membership, *, share_value: bool = False) -> None:
+        """Drop the keys (and values, where members share them) of heads that no representative reads."""
+        assert self.keys is not None
+        assert self.values is not None
+        heads, kv_heads = membership.cluster.shape[1], self.keys.shape[1]
+        kept, slot = distinct(membership.representative // (heads // kv_heads), kv_heads)
+        row = torch.arange(kept.shape[0], device=kept.device)[:, None]
+        self.keys = self.keys[row, kept, : self.width]
+        if share_value:
+            self.values = self.values[row, kept, : self.width]
+        self.membership, self.slot, self.kept_heads = membership, slot, kept
+
+    def kept(self, states: Tensor) -> Tensor:
+        """Of the key or value heads of a pass, `[rows, kv_heads, length, head_dim]`, those that are kept."""
+        if self.membership is None or self.kept_heads is None:
+            return states
+        row = torch.arange(states.shape[0], device=states.device)[:, None]
+        return states[row, self.kept_heads]
+
+    def nbytes(self) -> int:
+        """Bytes of storage that the layer's keys, values and state hold, room included.
+
+        Projections gathered for decoding (`narrow`) are weights, and not counted.
+        """
+        held = [self.keys, self.values, *self.state.values()]
+        storages = {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held if each is not None
+        }
+        return sum(storages.values())
+
+    def logical_elements(self) -> int:
+        """Elements of keys and values of real tokens: L (H + G) d_h for each row, by its own L and kept heads."""
+        if self.keys is None or self.values is None or self.lengths is None:
+            return 0
+        keys = torch.full_like(self.lengths, self.keys.shape[1])
+        if self.slot is not None:  # rows may read fewer heads than the row that reads most
+            keys = torch.tensor([len(set(row)) for row in self.slot.tolist()], device=keys.device)
+        per_token = keys * self.keys.shape[3] + self.values.shape[1] * self.values.shape[3]
+        return int((self.lengths * per_token).sum())
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self._forget()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the last tokens of every row.
+
+        Parameters
+        ----------
+        tokens_to_remove : int
+            Minus their number, as transformers gives it.
+
+        Raises
+        ------
+        ValueError
+            Where that can't be undone: it reaches into the probe that the membership was found in, or a method
+            remembers what the tokens did.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop: {tokens_to_remove} given; allowed: minus the number of tokens to remove")
+        gone = -tokens_to_remove
+        if gone == 0 or self.lengths is None:
+            return
+        if self.state.keys() - {PROBE_QUERY}:
+            raise ValueError(f"crop: {gone} tokens asked for, but this method remembers them; allowed: 0")
+        left = int(self.lengths.min()) - gone
+        if left < self.least:
+            raise ValueError(
+                f"crop: {left} tokens would be left; allowed: at least the {self.least} that the clusters were found in"
+            )
+        self.lengths = self.lengths - gone
+        self.seen -= gone
+        self.width -= gone
+
+    def _for_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name in ("keys", "values", "lengths", "slot", "kept_heads"):
+            held = getattr(self, name)
+            if held is not None:
+                setattr(self, name, change(held))
+        if self.membership is not None:
+            self.membership = Membership(change(self.membership.cluster), change(self.membership.representative))
+        self.state = {name: change(held) for name, held in self.state.items()}
+        self.narrow = {name: held.for_rows(change) for name, held in self.narrow.items()}
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._for_rows(lambda held: held.index_select(0, beam_idx.to(held.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._for_rows(lambda held: held.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._for_rows(lambda held: held[indices])
+
+
+def distinct(read: Tensor, kv_heads: int) -> tuple[Tensor, Tensor | None]:
+    """Which key heads are kept, and where each representative finds its own.
+
+    Parameters
+    ----------
+    read : Tensor [rows, clusters], int64
+        The key head that each representative reads.
+
+    Returns
+    -------
+    Tensor [rows, kept], and Tensor [rows, clusters] or None where they correspond one to one
+    """
+    if bool((read.sort(1).values.diff(dim=1) > 0).all()):  # each reads its own
+        return read, None
+    present = torch.zeros(read.shape[0], kv_heads, dtype=torch.bool, device=read.device).scatter(1, read, True)
+    most = int(present.sum(1).max())
+    kept = torch.argsort((~present).to(torch.uint8), dim=1, stable=True)[:, :most]
+    slot = (present.cumsum(1) - 1).gather(1, read)
+    return kept, slot
