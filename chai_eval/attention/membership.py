@@ -158,6 +158,7 @@ def medoids(distance: Tensor, membership: Membership) -> Tensor:
     return (within <= within.amin(-1, keepdim=True) + TIE).to(torch.uint8).argmax(-1)
 
 
+@torch.no_grad()
 def membership_of(features: Tensor, clusters: int, representative: Representative = "first") -> Membership:
     """Cluster the heads of every row by what they attend to.
 

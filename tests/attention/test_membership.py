@@ -73,3 +73,9 @@ def test_one_probe_token_tells_heads_nothing_apart_and_still_gives_the_asked_cou
 def test_linkage_down_to_every_head_keeps_all_heads() -> None:
     distance = cosine_distance(probe_like(2, 7))
     assert average_linkage(distance, 7).tolist() == [list(range(7))] * 2
+
+
+def test_a_membership_is_found_where_gradients_are_kept_too() -> None:
+    features = probe_like(4, 9)
+    kept = features.clone().requires_grad_()
+    assert torch.equal(membership_of(kept, 3, "medoid").cluster, membership_of(features, 3, "medoid").cluster)
