@@ -65,7 +65,7 @@ def task(
 ) -> dict[str, Any]:
     """Score one task under all contenders, stock lm-eval at the batch size that a trial on some of it finds fastest."""
     instances, mha = prepared.task.instances, build_method("mha")
-    some = instances[: max(len(instances) // 4, 64)]
+    some = instances[: max(len(instances) // 8, 64)]
     run(stock_lm(model, tokenizer, batch_sizes[0]), instances[:8])  # warm-up
     trials = {size: run(stock_lm(model, tokenizer, size), some).seconds for size in batch_sizes}
     best = min(trials, key=lambda size: trials[size])
