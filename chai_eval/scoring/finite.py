@@ -13,7 +13,7 @@ from chai_eval.attention.inject import attention_layers
 from chai_eval.errors import RunError
 
 
-def check_finite(model: PreTrainedModel, given: Mapping[str, Any], normaliser: Tensor) -> None:
+def check_finite(model: PreTrainedModel, given: Mapping[str, Any], highest: Tensor) -> None:
     """Raise where scores are not finite.
 
     Parameters
@@ -21,15 +21,15 @@ def check_finite(model: PreTrainedModel, given: Mapping[str, Any], normaliser: T
     model : PreTrainedModel
     given : mapping
         Arguments of the forward pass that gave the scores; it is run once more to find the layer.
-    normaliser : Tensor
-        Logarithm of the summed exponentials of the logits: finite only where no logit is NaN or +inf.
+    highest : Tensor
+        The highest log-probability of each position: finite only where no logit is NaN or +inf.
 
     Raises
     ------
     RunError
         Naming the first layer whose output is not finite.
     """
-    if not torch.isfinite(normaliser).all():
+    if not torch.isfinite(highest).all():
         dtype = str(model.dtype).removeprefix("torch.")
         raise RunError(
             f"logits: not finite, first in {_first_not_finite(model, given)} (dtype {dtype}); "
