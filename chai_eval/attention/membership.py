@@ -43,10 +43,6 @@ class Membership:
         number = torch.arange(heads, device=device).expand(rows, -1)
         return cls(number, number)
 
-    def take(self, rows: Tensor) -> Membership:
-        """The memberships of some rows, in their order."""
-        return Membership(self.cluster.index_select(0, rows), self.representative.index_select(0, rows))
-
     def expand(self, rows: int) -> Membership:
         """The one membership (of one row) for every one of `rows` rows."""
         return Membership(self.cluster.expand(rows, -1), self.representative.expand(rows, -1))

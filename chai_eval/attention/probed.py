@@ -65,6 +65,9 @@ def attend_planned(
     """
     if plan is None:
         return attend_full(layer, query, key, value, run)
+    store = run.store(layer.index)
+    if store is not None and store.membership is not None:
+        return attend_kept(layer, query, key, value, run, store, share_value=plan.share_value)
     if plan.probe_tokens:
         return attend_after_probe(layer, query, key, value, run, plan)
     return attend_static(layer, query, key, value, run, plan)
@@ -104,8 +107,6 @@ def attend_after_probe(
     def choose(probe_query: Tensor) -> Membership:
         return plan.membership_of(probe_query, key[:, :, :probe_tokens], layer.scaling)
 
-    if store is not None and store.membership is not None:
-        return attend_kept(layer, query, key, value, run, store, share_value=share_value)
     key, value = run.whole(layer.index, key, value)
     if rows.past is None:
         probe_query = query[:, :, :probe_tokens]
@@ -159,8 +160,6 @@ def attend_static(
         Of this pass alone.
     """
     store, share_value = run.store(layer.index), plan.share_value
-    if store is not None and store.membership is not None:
-        return attend_kept(layer, query, key, value, run, store, share_value=share_value)
     membership = plan.known(query.shape[0], query.device)
     key, value = run.whole(layer.index, key, value)
     if store is not None:
