@@ -10,9 +10,10 @@ from torch import Tensor
 
 Representative = Literal["first", "medoid"]
 
-# Distances closer than this are a tie. They are computed in float64 from probabilities in float32: two heads that
-# attend exactly alike then differ by rounding of about 1e-16, two that differ at all by far more than 1e-9.
-TIE = 1e-9
+# Distances are compared in steps of this: two that round to the same step are a tie. They are computed in float64 from
+# probabilities in float32: two heads that attend exactly alike then differ by rounding of about 1e-16, two that differ
+# at all by far more than 1e-9.
+TIE = 2.0**-30
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,10 @@ def cosine_distance(features: Tensor) -> Tensor:
     Tensor [rows, heads, heads], float64, zero on the diagonal, symmetric to the bit
     """
     unit = torch.nn.functional.normalize(features.double(), dim=-1)
-    distance = 1.0 - unit @ unit.transpose(-1, -2)
-    distance = (distance + distance.transpose(-1, -2)) / 2  # a matrix product need not be symmetric to the bit
+    half = torch.full((), 0.5, dtype=unit.dtype, device=unit.device)
+    # A matrix product need not be symmetric to the bit; half of it and half of its transpose are.
+    distance = torch.baddbmm(half, unit, unit.transpose(-1, -2), alpha=-0.5)
+    distance = distance + distance.transpose(-1, -2)
     distance.diagonal(dim1=-2, dim2=-1).zero_()
     return distance
 
@@ -84,34 +87,39 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     Tensor [rows, heads], int64
         For each head the lowest head of its cluster.
     """
-    # A batch is small, so what a step costs is its number of operations: both clusters of a pair go through one.
+    # A batch is small, so what a step costs is its number of operations. Distances are whole numbers of `TIE`: means
+    # of those are exact up to their one division, hence the same on every device, and ties are equal to the bit.
     rows, heads, _ = distance.shape
-    device = distance.device
-    apart = distance.clone()
-    apart.diagonal(dim1=-2, dim2=-1).fill_(float("inf"))
-    flat = apart.view(rows * heads, heads)
+    device, infinite = distance.device, float("inf")
+    apart = (distance * (1 / TIE)).round_()
+    apart.diagonal(dim1=-2, dim2=-1).fill_(infinite)
+    flat, columns = apart.view(rows * heads, heads), apart.transpose(1, 2)
     start = torch.arange(rows, device=device) * heads  # of each row's block in `flat`
     size = torch.ones(rows * heads, 1, dtype=distance.dtype, device=device)
-    into = torch.arange(heads, device=device).repeat(rows)  # the head whose cluster each was merged into
-    new = torch.full((2, rows, heads), float("inf"), dtype=distance.dtype, device=device)
-    for _ in range(heads - clusters):
+    # Infinite for heads that were merged into another: their columns are not kept up.
+    gone_already = torch.zeros(rows, heads, dtype=distance.dtype, device=device)
+    lowest = torch.arange(heads, device=device).repeat(rows, 1)
+    merges: list[tuple[Tensor, Tensor]] = []
+    for left in range(heads - clusters, 0, -1):
         # The first head that has a smallest distance, then its first partner at that distance: lowest heads first.
-        nearest = apart.amin(2)
-        limit = nearest.amin(1, keepdim=True).add_(TIE)
-        keep = (nearest <= limit).view(torch.uint8).argmax(1)
-        gone = (flat.index_select(0, start + keep) <= limit).view(torch.uint8).argmax(1)
-        pair = torch.stack((keep, gone))  # [2, rows]
-        place = (pair + start).flatten()
-        sizes = size.index_select(0, place)
-        both = sizes[:rows] + sizes[rows:]
-        weighted = flat.index_select(0, place).mul_(sizes)
-        # The kept cluster's distances become the mean weighted by size; the other's, and to the other, infinite.
-        torch.add(weighted[:rows], weighted[rows:], out=new[0]).div_(both).scatter_(1, gone[:, None], float("inf"))
-        flat.index_copy_(0, place, new.view(2 * rows, heads))
-        apart.scatter_(2, pair.t()[:, None].expand(-1, heads, -1), new.permute(1, 2, 0))
-        size.index_copy_(0, place[:rows], both)
-        into.index_copy_(0, place[rows:], keep)
-    lowest = into.view(rows, heads)
+        keep = apart.amin(1).add_(gone_already).argmin(1)
+        at_keep = keep + start
+        merged = flat.index_select(0, at_keep).add_(gone_already)
+        gone = merged.argmin(1)
+        merges.append((keep, gone))
+        if left == 1:
+            break
+        at_gone = gone + start
+        count, more = size.index_select(0, at_keep), size.index_select(0, at_gone)
+        merged.mul_(count).addcmul_(flat.index_select(0, at_gone), more).div_(count.add_(more)).round_()
+        flat.index_copy_(0, at_keep, merged)
+        columns.scatter_(1, keep[:, None, None].expand(-1, 1, heads), merged[:, None])
+        flat.index_fill_(0, at_gone, infinite)
+        gone_already.view(-1).index_fill_(0, at_gone, infinite)
+        size.index_copy_(0, at_keep, count)
+    if merges:
+        kept, given_up = (torch.stack(each, 1) for each in zip(*merges, strict=True))  # [rows, merges]
+        lowest.scatter_(1, given_up, kept)
     for _ in range(max(heads - 1, 1).bit_length()):  # follow merges of merges
         lowest = lowest.gather(1, lowest)
     return lowest

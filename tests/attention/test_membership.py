@@ -23,9 +23,11 @@ def test_distances_are_those_of_scipy() -> None:
         np.testing.assert_allclose(ours[row].numpy(), theirs, atol=1e-12)
 
 
-@pytest.mark.parametrize("clusters", [1, 2, 5, 11, 12])
-def test_partition_is_that_of_scikit_learn_for_every_row_of_a_batch(clusters: int) -> None:
-    features = probe_like(64, 12, seed=clusters)
+@pytest.mark.parametrize(
+    ("heads", "clusters"), [(12, 1), (12, 2), (12, 5), (12, 11), (12, 12), (32, 1), (32, 4), (32, 18)]
+)
+def test_partition_is_that_of_scikit_learn_for_every_row_of_a_batch(heads: int, clusters: int) -> None:
+    features = probe_like(64, heads, seed=clusters)
     found = membership_of(features, clusters)
     for row in range(64):
         distance = cdist(features[row].double().numpy(), features[row].double().numpy(), "cosine")
