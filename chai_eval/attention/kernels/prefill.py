@@ -14,6 +14,8 @@ from chai_eval.attention.rows import Rows
 # Queries taken at a time: a block looks only at keys up to its last query, so smaller blocks leave more of what is
 # masked uncomputed, and larger ones make wider products.
 BLOCK_QUERIES = 256
+# Within a block, the square above the diagonal is left out down to so many queries.
+TRIANGLE_QUERIES = 64
 # Elements of probabilities held at once, over all rows and clusters. In float32 this is 64 MiB.
 BLOCK_ELEMENTS = 1 << 24
 
@@ -74,6 +76,8 @@ def attend(
     """
     count, queries = kept_query.shape[0], kept_query.shape[2]
     heads = membership.cluster.shape[1]
+    if count == 1 and not torch.is_grad_enabled():  # products are written in place, which no gradient passes
+        return _attend_one_row(kept_query, kept_key, value, membership, rows, scaling, first, window)
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
     kept_query = kept_query * scaling
@@ -90,6 +94,57 @@ def attend(
             split = joint.unflatten(-1, (group.heads.shape[1], -1)).transpose(1, 2)  # [n, m, block, head_dim]
             block[group.row[:, None], group.heads] = split
     return out
+
+
+def _attend_one_row(
+    kept_query: Tensor,
+    kept_key: Tensor,
+    value: Tensor,
+    membership: Membership,
+    rows: Rows,
+    scaling: float,
+    first: int,
+    window: int | None,
+) -> Tensor:
+    """The same for a single request: heads are put in the order of their clusters once, on the way in and out.
+
+    A cluster's values are then a strip of one matrix, and its output a strip of another.
+    """
+    queries, head_dim = kept_query.shape[2], value.shape[-1]
+    cluster = membership.cluster[0]
+    order = torch.argsort(cluster, stable=True)
+    widths = [size * head_dim for size in torch.bincount(cluster, minlength=membership.clusters).tolist()]
+    keys = rows.key_columns(first + queries)
+    of_head = order // (len(cluster) // value.shape[1])
+    beside = value[0, :, :keys].transpose(0, 1)[:, of_head].flatten(1)  # [keys, heads * head_dim]
+    out, plain = value.new_empty(queries, beside.shape[1]), rows.plain(window)
+    kept_query = kept_query * scaling
+    for start, stop in query_blocks(queries, membership.clusters * kept_key.shape[2]):
+        keys = rows.key_columns(first + stop)
+        probabilities = block_probabilities(
+            kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, first + start, window
+        ).to(value.dtype)
+        strips = zip(probabilities[0], beside[:keys].split(widths, 1), out[start:stop].split(widths, 1), strict=True)
+        for shared, values, joint in strips:
+            everyone = first + start if plain else keys  # keys that all queries of the block may look at
+            torch.mm(shared[:, :everyone], values[:everyone], out=joint)
+            _add_triangle(shared[:, everyone:], values[everyone:], joint)
+    return out.view(queries, -1, head_dim)[:, torch.argsort(order)].transpose(0, 1)[None]
+
+
+def _add_triangle(shared: Tensor, values: Tensor, out: Tensor) -> None:
+    """Add `shared @ values` to `out`, where `shared` is zero above its diagonal, or has no columns."""
+    queries = shared.shape[0]
+    if shared.shape[1] < queries:
+        return
+    # A sum that is rounded to low precision in several steps loses more than the time it wins.
+    if queries <= TRIANGLE_QUERIES or out.dtype != torch.float32:
+        out.addmm_(shared, values)
+        return
+    half = queries // 2
+    _add_triangle(shared[:half, :half], values[:half], out[:half])
+    out[half:].addmm_(shared[half:, :half], values[:half])
+    _add_triangle(shared[half:, half:], values[half:], out[half:])
 
 
 def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, window: int | None) -> Tensor:
