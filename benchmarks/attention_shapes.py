@@ -16,13 +16,24 @@ ROOM = 256
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """What the attention of one layer is given: queries, and keys and values where a cache holds them."""
+    """What the attention of one layer is given: queries, and keys and values where a cache holds them.
+
+    Attributes
+    ----------
+    query, key, value : Tensor
+        Of all heads; `key` and `value` are those in use.
+    kept_query, kept_key : Tensor
+        Of representatives; `kept_key` with the cache's free room behind it.
+    room : Tensor
+        `value` with the free room behind it.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     kept_query: Tensor
     kept_key: Tensor
+    room: Tensor
     membership: Membership
     rows: Rows
     scaling: float
@@ -34,7 +45,7 @@ class LayerTensors:
 
     def clustered(self) -> Tensor:
         """Output of every head by its cluster's probabilities."""
-        return shared_attention(self.kept_query, self.kept_key, self.value, self.membership, self.rows, self.scaling)
+        return shared_attention(self.kept_query, self.kept_key, self.room, self.membership, self.rows, self.scaling)
 
     def expanded(self) -> tuple[Tensor, Tensor]:
         """Queries and keys with every head's replaced by its representative's: what the result is checked by."""
@@ -51,18 +62,18 @@ def layer_tensors(
     def drawn(heads: int, length: int, room: int = 0) -> Tensor:
         whole = torch.zeros(1, heads, length + room, HEAD_DIM, dtype=dtype, device=device)
         whole[:, :, :length] = torch.randn(1, heads, length, HEAD_DIM, generator=generator).to(dtype)
-        return whole[:, :, :length]
+        return whole
 
     room = ROOM if queries < keys else 0
     membership = _uneven(clusters, generator, device)
     query, key, value = drawn(HEADS, queries), drawn(HEADS, keys), drawn(HEADS, keys, room)
-    kept_key = torch.zeros(1, clusters, keys + room, HEAD_DIM, dtype=dtype, device=device)[:, :, :keys]
-    kept_key.copy_(key[:, membership.representative[0]])
+    kept_key = torch.zeros(1, clusters, keys + room, HEAD_DIM, dtype=dtype, device=device)
+    kept_key[:, :, :keys] = key[:, membership.representative[0]]
     rows = Rows.from_mask(None, 1, queries, device)
     if queries < keys:
         rows = rows.after(torch.tensor([keys - queries], device=device), keys - queries, aligned=True)
     kept_query = query[:, membership.representative[0]].contiguous()
-    return LayerTensors(query, key, value, kept_query, kept_key, membership, rows, HEAD_DIM**-0.5)
+    return LayerTensors(query, key, value[:, :, :keys], kept_query, kept_key, value, membership, rows, HEAD_DIM**-0.5)
 
 
 def _uneven(clusters: int, generator: torch.Generator, device: torch.device) -> Membership:
