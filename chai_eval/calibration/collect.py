@@ -80,7 +80,7 @@ def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: Calibra
     factors = output_factors(model)
     digest, seen, saves = hashlib.sha256(), 0, _Saves(kept)
     size = max(settings.batch_tokens // settings.tokens, 1)
-    with progress(settings.samples, "attention", "sample") as advance:
+    with progress(settings.samples, "attention", "samples") as advance:
         for tokens in batches(itertools.islice(samples, settings.samples), size):
             digest.update(tokens.numpy().astype("<i8").tobytes())
             found.tokens += tokens.numel()

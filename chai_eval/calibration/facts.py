@@ -66,7 +66,7 @@ def correlation_and_error(
         error[layer.index] += errors.sum(0)
         return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
 
-    with take_over(model, attend), progress(len(batches), "correlation", "batch") as advance:
+    with take_over(model, attend), progress(len(batches), "correlation", "batches") as advance:
         for tokens in batches:
             model.base_model(input_ids=tokens.to(model.device))
             samples += len(tokens)
@@ -106,7 +106,7 @@ def follow_membership(
         found[layer.index].append(torch.stack(by_length, dim=1))
         return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
 
-    with take_over(model, attend), progress(len(batches), "membership", "batch") as advance:
+    with take_over(model, attend), progress(len(batches), "membership", "batches") as advance:
         for tokens in batches:
             model.base_model(input_ids=tokens[:, :longest].to(model.device))
             advance(1)

@@ -19,7 +19,7 @@ log = logging.getLogger("chai_eval")
 @contextmanager
 def progress(total: int, what: str, unit: str) -> Iterator[Callable[[int], None]]:
     """Show progress on stderr while the context lasts; call what it gives with each step's size."""
-    bar: tqdm[Any] = tqdm(total=total, desc=what, unit=unit, disable=None, file=sys.stderr)
+    bar: tqdm[Any] = tqdm(total=total, desc=what, unit=f" {unit}", disable=None, file=sys.stderr)
     start = last = time.monotonic()
     done = 0
 
@@ -31,7 +31,7 @@ def progress(total: int, what: str, unit: str) -> Iterator[Callable[[int], None]
         if bar.disable and now - last >= SECONDS_BETWEEN_LINES:
             last = now
             left = (now - start) / done * max(total - done, 0)
-            log.info("%s: %d of %d %ss, about %d min left", what, done, total, unit, round(left / 60))
+            log.info("%s: %d of %d %s, about %d min left", what, done, total, unit, round(left / 60))
 
     with bar:
         yield advance

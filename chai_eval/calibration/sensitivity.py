@@ -49,7 +49,7 @@ def layer_divergence(
 
     tried = [only(layer, count) for layer in range(shape.layers) for count in counts]
     sums = []
-    with progress(len(samples) * len(tried), "sensitivity", "pass") as advance:
+    with progress(len(samples) * len(tried), "sensitivity", "passes") as advance:
         for number, sample in enumerate(samples):
             file = kept / f"sensitivity-{number}.json"
             if not file.is_file():
