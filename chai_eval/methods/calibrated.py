@@ -1,8 +1,8 @@
 """What calibration found out about a model, as methods read it.
 
 A calibration is a folder with `calibration.json` (what was done, for which model) and `calibration.safetensors` (what
-was found). Those that ship with the project lie under `conf/calibration/<model>/`, a user's own under
-`<cache>/calibration/<model>/`.
+was found). A user's own lie under `<cache>/calibration/<model>/` and are looked for first; those that ship with the
+project, under `conf/calibration/<model>/`, leave DejaVu's predictors out.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
 
 def calibration_folders(name: str) -> list[Path]:
     """Where a calibration of that name may lie, in the order in which it is looked for."""
-    return [conf_dir() / "calibration" / name, cache_dir() / "calibration" / name]
+    return [cache_dir() / "calibration" / name, conf_dir() / "calibration" / name]
 
 
 def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
