@@ -1,0 +1,154 @@
+"""How far each method's predictions move from plain attention's at one K,V saving: on text, token by token.
+
+    python -m benchmarks.fidelity --model smollm2_mha --text FILE
+
+needs a calibration of the model. Counts, memberships and representatives are taken from it at one preset; the elbow row
+goes as far towards the elbows of its error curves as comes closest to the preset's saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common import RECORDS, provenance
+from chai_eval.attention.inject import attention_shape
+from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
+from chai_eval.calibration.counts import kv_saving, towards_elbows
+from chai_eval.calibration.folder import runs
+from chai_eval.data.text import open_text
+from chai_eval.markdown import markdown
+from chai_eval.methods import Method, build_method
+from chai_eval.methods.calibrated import PRESETS, calibration
+from chai_eval.methods.clusters import cluster_counts
+from chai_eval.models import load, model_settings
+from chai_eval.scoring.fidelity import Fidelity, fidelities
+
+# Shares of the way to the elbows that are tried.
+SHARES = [step / 100 for step in range(5, 201)]
+
+
+def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
+    """Compare all, print the table, write the record."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--model", default="smollm2_mha")
+    options.add_argument("--calibration", help="a folder; the model's own by default")
+    options.add_argument("--preset", default="balanced", choices=PRESETS)
+    options.add_argument("--text", required=True, help="text that the calibration has not seen: a file, c4, passages")
+    options.add_argument("--tokens", type=int, default=256, help="tokens of a sequence")
+    options.add_argument("--sequences", type=int, default=64)
+    options.add_argument("--seed", type=int, default=99, help="order of the text")
+    options.add_argument(
+        "--counts", type=json.loads, help="cluster counts of your own to compare, such as [[9,17],[3,13]]"
+    )
+    options.add_argument("--out", type=Path, default=RECORDS.parent / "fidelity", help="folder of the record")
+    arguments = options.parse_args(given)
+    settings = model_settings(arguments.model)
+    model, tokenizer = load(settings)
+    methods = at_one_saving(model, arguments.calibration or settings.name, arguments.preset, arguments.counts)
+    text = open_text(arguments.text, arguments.seed)
+    found = fidelities(
+        model, tokenizer, {name: method for name, (method, _) in methods.items()}, text.documents,
+        tokens=arguments.tokens, sequences=arguments.sequences,
+    )  # fmt: skip
+    savings = {name: saving for name, (_, saving) in methods.items()}
+    print(table(found, savings))
+    print(f"written to {_write(arguments, settings.name, text.name, found, methods)}")
+    return found
+
+
+def at_one_saving(
+    model: Any, name: str, preset: str, own: list[Any] | None = None
+) -> dict[str, tuple[Method, float | None]]:
+    """Methods by name, each with the share of the K,V cache that it saves (None where members share values too)."""
+    known = calibration(name)
+    known.check(model)
+    shape = attention_shape(model)
+    curves, kept, cost = (known.tensor(each).double() for each in ("error_curves", "kept_kv_heads", "output_cost"))
+    counts = list(cluster_counts(known.description["presets"][preset]["clusters"], model))
+    saving = kv_saving(counts, kept, shape.kv_heads)
+    by_curve = [only_what_saves(towards_elbows(curves, share), kept, shape.kv_heads) for share in SHARES]
+    elbow = min(by_curve, key=lambda each: abs(kv_saving(each, kept, shape.kv_heads) - saving))
+    at_elbows = kv_saving(elbow, kept, shape.kv_heads)
+    found: dict[str, tuple[Method, float | None]] = {
+        "chai, elbow counts": (build_method("chai", clusters=runs(elbow)), at_elbows),
+        "chai, budget counts, first": (build_method("chai", clusters=runs(counts)), saving),
+        "chai, budget counts, medoid": (build_method("chai", clusters=runs(counts), representative="medoid"), saving),
+        "v_reuse, budget counts": (build_method("v_reuse", clusters=runs(counts)), None),
+    }
+    if own is not None:
+        mine = list(cluster_counts(own, model))
+        found["chai, given counts"] = (build_method("chai", clusters=own), kv_saving(mine, kept, shape.kv_heads))
+    for features in ("last_row", "probe"):
+        static = static_membership(known.tensor(f"distance.{features}").double(), counts).tolist()
+        found[f"chai_static, {features}"] = (build_method("chai_static", membership=static), saving)
+    for label, given in (("budget", counts), ("elbow", elbow)):
+        serving = serving_heads(cost, given, shape.kv_heads).tolist()
+        at = saving if label == "budget" else at_elbows
+        found[f"output_aware, chai's {label} counts"] = (build_method("output_aware", membership=serving), at)
+    served = float(known.description["presets"][preset]["output_aware"]["kv_saving"])
+    for adaptive in (False, True):
+        method = build_method("output_aware", membership=str(known.folder), preset=preset, adaptive=adaptive)
+        found["output_aware, own counts" + (", adaptive" if adaptive else "")] = (method, served)
+    return found
+
+
+def table(found: dict[str, Fidelity], savings: dict[str, float | None]) -> str:
+    """One line a method, as Markdown."""
+    columns = ["method", "K,V saved", "KL (nats)", "95 % interval", "same token", "perplexity"]
+    lines = [
+        [
+            name,
+            "–" if savings[name] is None else f"{100 * (savings[name] or 0):.1f} %",
+            f"{each.divergence.value:.4f}",
+            f"{each.divergence.low:.4f} to {each.divergence.high:.4f}",
+            f"{100 * each.agreement.value:.1f} %",
+            f"{each.perplexity:.2f} (MHA {each.baseline_perplexity:.2f})",
+        ]
+        for name, each in found.items()
+    ]
+    return "\n".join(markdown(columns, lines, left=1)) + "\n"
+
+
+def _write(
+    arguments: argparse.Namespace, name: str, text: str, found: dict[str, Fidelity],
+    methods: dict[str, tuple[Method, float | None]],
+) -> Path:  # fmt: skip
+    record = {
+        "model": name,
+        "preset": arguments.preset,
+        "text": text,
+        "tokens": arguments.tokens,
+        "seed": arguments.seed,
+        "methods": {
+            label: {
+                "kv_saving": methods[label][1],
+                "settings": {"name": methods[label][0].name, **methods[label][0].settings()},
+                "divergence": asdict(each.divergence),
+                "agreement": asdict(each.agreement),
+                "perplexity": each.perplexity,
+                "baseline_perplexity": each.baseline_perplexity,
+                "sequences": each.sequences,
+                "per_sequence": each.samples["divergence"].round(6).tolist(),
+            }
+            for label, each in found.items()
+        },
+        "threads": torch.get_num_threads(),
+        **provenance(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    path = arguments.out / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    main()
