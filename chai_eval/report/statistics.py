@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
+from scipy.stats import bootstrap, norm
 from statsmodels.stats.weightstats import DescrStatsW
+
+RESAMPLES = 9999
+# Numbers drawn at once: 32 MiB for each of the sums.
+DRAWN = 1 << 22
+SEED = 1234
+
+# Log-likelihoods and weights (words, bytes), `[..., documents]` each, and the axis of the documents, to the metric.
+Aggregate = Callable[[NDArray[np.float64], NDArray[np.float64], int], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,59 @@ def paired_difference(baseline: ArrayLike, method: ArrayLike, *, level: float = 
     else:
         low, high = _student(difference, level)
     return Difference(points, 100 * low, 100 * high)
+
+
+def perplexity(log_likelihoods: NDArray[np.float64], weights: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Perplexity per unit of weight over documents, as lm-eval's `weighted_perplexity` has it."""
+    return np.exp(-log_likelihoods.sum(axis) / weights.sum(axis))
+
+
+def bits_per_byte(log_likelihoods: NDArray[np.float64], weights: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Bits per unit of weight over documents, as lm-eval has it."""
+    return -log_likelihoods.sum(axis) / weights.sum(axis) / math.log(2)
+
+
+def bootstrap_difference(
+    aggregate: Aggregate, baseline: ArrayLike, method: ArrayLike, *, level: float = 0.95
+) -> Difference:
+    """Difference `method - baseline` of a metric that is no mean over documents, with its paired bootstrap interval.
+
+    Percentiles over resampled documents, the same for both; the draw is fixed, so that a table is printed alike twice.
+
+    Parameters
+    ----------
+    aggregate
+        `perplexity` or `bits_per_byte`.
+    baseline, method
+        Log-likelihood and weight of each document, [documents, 2], in the same order.
+    level
+        Coverage.
+
+    Returns
+    -------
+    Difference
+        Times 100, as everywhere; without an interval for a single document, or where no document differs.
+    """
+    parts = [*np.asarray(baseline, dtype=float).T, *np.asarray(method, dtype=float).T]
+
+    def difference(*drawn: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+        return aggregate(drawn[2], drawn[3], axis) - aggregate(drawn[0], drawn[1], axis)
+
+    points, n = 100 * float(difference(*parts, axis=-1)), parts[0].size
+    if n < 2 or np.array_equal(parts[0], parts[2]):
+        return Difference(points, math.nan, math.nan)
+    interval = bootstrap(
+        parts,
+        difference,
+        n_resamples=RESAMPLES,
+        batch=max(DRAWN // n, 1),
+        vectorized=True,
+        paired=True,
+        confidence_level=level,
+        method="percentile",
+        random_state=np.random.default_rng(SEED),
+    ).confidence_interval
+    return Difference(points, 100 * float(interval.low), 100 * float(interval.high))
 
 
 def _binary(scores: NDArray[np.float64]) -> bool:
