@@ -91,7 +91,8 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     # of those are exact up to their one division, hence the same on every device, and ties are equal to the bit.
     rows, heads, _ = distance.shape
     device, infinite = distance.device, float("inf")
-    apart = (distance * (1 / TIE)).round_()
+    # What is no number (of a model gone wrong, which scoring tells) counts as nearest, so that clusters stay clusters.
+    apart = (distance * (1 / TIE)).round_().nan_to_num_(0.0)
     apart.diagonal(dim1=-2, dim2=-1).fill_(infinite)
     flat, columns = apart.view(rows * heads, heads), apart.transpose(1, 2)
     start = torch.arange(rows, device=device) * heads  # of each row's block in `flat`

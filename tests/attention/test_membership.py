@@ -81,3 +81,12 @@ def test_a_membership_is_found_where_gradients_are_kept_too() -> None:
     features = probe_like(4, 9)
     kept = features.clone().requires_grad_()
     assert torch.equal(membership_of(kept, 3, "medoid").cluster, membership_of(features, 3, "medoid").cluster)
+
+
+def test_heads_that_hold_no_numbers_still_give_the_asked_count() -> None:
+    features = probe_like(3, 7)
+    features[1] = torch.nan
+    features[2, 4] = torch.nan
+    found = membership_of(features, 3)
+    assert [len(set(row)) for row in found.cluster.tolist()] == [3, 3, 3]
+    assert found.cluster[0].tolist() == membership_of(features[:1], 3).cluster[0].tolist()
