@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
+from chai_eval.compared import compared
 from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.measure import grid
 from chai_eval.measure.stored import Measurement, measured
@@ -12,7 +13,7 @@ from chai_eval.methods import build_method
 from chai_eval.report import Header, Row, published
 from chai_eval.report.rows import describe, row
 from chai_eval.scored import result
-from chai_eval.scoring.tasks import primary_metric, task_names
+from chai_eval.scoring.tasks import check_text, primary_metric, task_names
 from chai_eval.session import Session
 from chai_eval.settings import Settings
 from chai_eval.store import check_writable
@@ -65,9 +66,12 @@ def run(settings: Settings, session: Session) -> Report:
         try:
             prepared = session.prepared(name, settings.task, settings.seed)
             mha = result(settings.baseline(), loaded, baseline, prepared, session.ranks)
-            other = None if method.name == "mha" else result(settings, loaded, method, prepared, session.ranks)
+            other = fidelity = None
+            if method.name != "mha":
+                other = result(settings, loaded, method, prepared, session.ranks)
+                fidelity = compared(settings, loaded, method, prepared, other.folder, session.ranks)
             paper = published(settings.model.paper, method.name, name)
-            rows.append(row(name, primary_metric(name), mha, other, paper))
+            rows.append(row(name, primary_metric(name), mha, other, paper, fidelity))
         except Exception as error:
             failures.append(failure(name, error))
     measurement = None
@@ -92,6 +96,7 @@ def check(settings: Settings, session: Session) -> list[str]:
     build_method(settings.method.name, **settings.method.options)
     choice = settings.task.choice
     names = task_names(choice if isinstance(choice, str) else list(choice))
+    check_text(names, settings.task.text)
     for name in names:
         session.task(name, settings.task)
     return names

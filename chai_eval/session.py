@@ -97,19 +97,22 @@ class Session:
 
     def task(self, name: str, settings: TaskSettings) -> Any:
         """The lm-eval task of that name."""
-        from chai_eval.scoring.tasks import load_task
+        from chai_eval.scoring.tasks import TEXT, load_task
 
-        key = (name, settings.source, settings.data_dir)
+        text, limit = (settings.text, settings.limit) if name == TEXT else (None, None)
+        key = (name, settings.source, settings.data_dir, text, limit)
         if key not in self._tasks:
             with self.ranks.together():
-                self._tasks[key] = load_task(name, source=settings.source, data_dir=settings.data_dir)
+                self._tasks[key] = load_task(
+                    name, source=settings.source, data_dir=settings.data_dir, text=text, limit=limit
+                )
         return self._tasks[key]
 
     def prepared(self, name: str, settings: TaskSettings, seed: int) -> PreparedTask:
         """The task with the requests of its documents built."""
         from chai_eval.scoring.evaluate import prepare
 
-        key = (name, settings.source, settings.data_dir, settings.limit, seed)
+        key = (name, settings.source, settings.data_dir, settings.text, settings.limit, seed)
         if key not in self._prepared:
             task = self.task(name, settings)
             with self.ranks.together():

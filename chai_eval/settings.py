@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chai_eval.errors import SettingError
+from chai_eval.values import Values, wrong
 
 if TYPE_CHECKING:
     from chai_eval.measure.settings import MeasureSettings
@@ -83,12 +82,19 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """Which tasks, where their documents come from, and how many of them (None: all)."""
+    """Which tasks, where their documents come from, and how many of them (None: all).
+
+    Attributes
+    ----------
+    text
+        What the task `text` scores: `passages`, `c4` or the path of a file.
+    """
 
     choice: str | tuple[str, ...] = "paper"
     source: str = "auto"
     data_dir: Path | None = None
     limit: int | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ class Settings:
         Seed of whatever a task draws (few-shot examples).
     batch_tokens
         Tokens in one batch; None leaves it to the memory there is. Changes no score.
+    fidelity
+        Documents of each task on which next-token distributions are compared with MHA's; None for all, 0 for none.
     measure
         Latency and memory to measure after scoring; None for nothing.
     """
@@ -110,6 +118,7 @@ class Settings:
     task: TaskSettings = TaskSettings()
     seed: int = 1234
     batch_tokens: int | None = None
+    fidelity: int | None = 50
     results_dir: Path = Path("results")
     measure: MeasureSettings | None = None
     debug: bool = False
@@ -127,8 +136,10 @@ class Settings:
             "source": self.task.source,
             "data_dir": None if self.task.data_dir is None else str(self.task.data_dir),
             "limit": self.task.limit,
+            "text": self.task.text,
             "seed": self.seed,
             "batch_tokens": self.batch_tokens,
+            "fidelity": self.fidelity,
             "measure": None if self.measure is None else self.measure.as_config(),
             "results_dir": str(self.results_dir),
         }
@@ -144,7 +155,7 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
     """
     from chai_eval.measure.settings import parse_measure
 
-    top = _Values("", config)
+    top = Values("", config)
     data_dir = top.text("data_dir", optional=True)
     settings = Settings(
         model=parse_model(top.mapping("model")),
@@ -154,9 +165,11 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
             source=top.one_of("source", SOURCES),
             data_dir=None if data_dir is None else Path(data_dir).expanduser(),
             limit=top.integer("limit", minimum=1, optional=True),
+            text=top.text("text", optional=True),
         ),
         seed=top.integer("seed", minimum=0, maximum=LARGEST_SEED) or 0,
         batch_tokens=top.integer("batch_tokens", minimum=1, optional=True),
+        fidelity=top.integer("fidelity", minimum=0, optional=True),
         results_dir=Path(top.text("results_dir") or ".").expanduser(),
         measure=parse_measure(top.mapping("measure", default={})),
         debug=top.flag("debug"),
@@ -172,7 +185,7 @@ def parse_model(values: Mapping[str, Any]) -> ModelSettings:
     ------
     SettingError
     """
-    model = _Values("model.", values)
+    model = Values("model.", values)
     name = model.text("name") or ""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
         raise wrong("model.name", name, "letters, digits and . _ + -, as it names a folder")
@@ -200,22 +213,9 @@ def parse_model(values: Mapping[str, Any]) -> ModelSettings:
     return settings
 
 
-def wrong(setting: str, given: Any, allowed: str) -> SettingError:
-    """The error of a wrong value: `setting: given …; allowed: …`, on one line."""
-    return SettingError(f"{setting}: {_shown(given)} given; allowed: {allowed}")
-
-
-def unknown(setting: str, given: str, known: Iterable[str]) -> SettingError:
-    """The error of a name that isn't one of `known`, with the closest one."""
-    names = sorted(known)
-    close = difflib.get_close_matches(given, names, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return SettingError(f"{setting}: {_shown(given)} is unknown{hint}; allowed: {', '.join(names) or 'none'}")
-
-
 def _parse_method(values: Mapping[str, Any]) -> MethodSettings:
     options = dict(values)
-    name = _Values("method.", options).text("name")
+    name = Values("method.", options).text("name")
     del options["name"]
     return MethodSettings(name or "", options)
 
@@ -230,78 +230,3 @@ def _task_choice(given: Any) -> str | tuple[str, ...]:
         raise wrong("task", given, "paper, the name of a task, or several as [piqa,winogrande]")
     stripped = tuple(name.strip() for name in names)
     return stripped[0] if isinstance(given, str) and len(stripped) == 1 else stripped
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-_REQUIRED = object()
-
-
-class _Values:
-    """The values of one group, taken out one by one; `finish` refuses what nobody asked for."""
-
-    def __init__(self, prefix: str, values: Mapping[str, Any]) -> None:
-        self.prefix, self.values, self.known = prefix, values, list[str]()
-
-    def take(self, name: str, default: Any = _REQUIRED) -> Any:
-        self.known.append(name)
-        value = self.values.get(name, default)
-        if value is _REQUIRED:
-            raise SettingError(f"{self.prefix}{name}: missing; allowed: a value")
-        return value
-
-    def text(self, name: str, *, optional: bool = False, default: Any = _REQUIRED) -> str | None:
-        value = self.take(name, default)
-        # A revision or a folder may look like a number.
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)
-        if (value is None and not optional) or not isinstance(value, str | None) or value == "":
-            raise wrong(self.prefix + name, value, "a text" + (" or null" if optional else ""))
-        return value
-
-    def one_of(self, name: str, allowed: Sequence[str], default: Any = _REQUIRED) -> str:
-        value = self.take(name, default)
-        if value not in allowed:
-            raise wrong(self.prefix + name, value, ", ".join(allowed))
-        return str(value)
-
-    def integer(
-        self,
-        name: str,
-        *,
-        minimum: int,
-        maximum: int | None = None,
-        optional: bool = False,
-        default: Any = _REQUIRED,
-    ) -> int | None:
-        value = self.take(name, default)
-        if value is None and optional:
-            return None
-        too_large = isinstance(value, int) and maximum is not None and value > maximum
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum or too_large:
-            reach = "up" if maximum is None else f"to {maximum}"
-            allowed = f"a whole number from {minimum} {reach}" + (", or null" if optional else "")
-            raise wrong(self.prefix + name, value, allowed)
-        return value
-
-    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
-        value = self.take(name, default)
-        if not isinstance(value, bool):
-            raise wrong(self.prefix + name, value, "true, false")
-        return value
-
-    def mapping(self, name: str, default: Any = _REQUIRED) -> Mapping[str, Any]:
-        value = self.take(name, default)
-        if value is None and default is not _REQUIRED:
-            return {}
-        if not isinstance(value, Mapping):
-            raise wrong(self.prefix + name, value, "a group of settings")
-        return value
-
-    def finish(self) -> None:
-        for name in self.values:
-            if name not in self.known:
-                raise unknown(self.prefix + str(name), str(name), self.known)

@@ -23,11 +23,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process has none of it
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pandas as pd
+
 from chai_eval.cli import main
 from chai_eval.store import read_record, read_samples
 
 # What a run imports as it goes, imported before the first fork.
-for late in ("chai_eval.run", "chai_eval.cli.launch", "chai_eval.scoring.evaluate", "transformers.models.llama"):
+for late in ("chai_eval.run", "chai_eval.cli.launch", "chai_eval.scoring.task_fidelity", "transformers.models.llama"):
     importlib.import_module(late)
 
 # What may differ between two runs of the same result.
@@ -114,12 +116,13 @@ def run_alone(given: list[str], results_dir: Path) -> tuple[float, float]:
     return first - began, time.monotonic() - first
 
 
-def results(results_dir: Path) -> dict[str, tuple[object, list[dict[str, object]]]]:
-    """Every finished result: its record without what may differ, and its samples to the last bit."""
+def results(results_dir: Path) -> dict[str, tuple[object, list[list[dict[str, object]]]]]:
+    """Every finished result: its record without what may differ, and its samples and fidelity to the last bit."""
     found = {}
     for path in sorted(results_dir.glob("*/*/*/record.json")):
         record = read_record(path.parent) or {}
-        samples = json.loads(read_samples(path.parent).to_json(orient="records", double_precision=15))
+        tables = [read_samples(path.parent), *map(pd.read_parquet, path.parent.glob("fidelity.parquet"))]
+        samples = [json.loads(each.to_json(orient="records", double_precision=15)) for each in tables]
         kept = {name: value for name, value in record.items() if name not in APART}
         found[str(path.parent.relative_to(results_dir))] = (kept, samples)
     return found

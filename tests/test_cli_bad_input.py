@@ -24,6 +24,9 @@ MISTAKES = [
     ("seed=-1", "seed: -1 given", "from 0 to 4294967295"),
     ("seed=4294967296", "seed: 4294967296 given", "from 0 to 4294967295"),
     ("batch_tokens=0", "batch_tokens: 0 given", "from 1 up"),
+    ("fidelity=-1", "fidelity: -1 given", "from 0 up, or null"),
+    ("fidelity=half", "fidelity: 'half' given", "null"),
+    ("fidelity=true", "fidelity: True given", "null"),
     ("source=web", "source: 'web' given", "local"),
     ("task=", "task: '' given", "paper"),
     ("task=[]", "task: [] given", "paper"),
@@ -78,13 +81,37 @@ def test_a_mistake_is_one_line_that_names_the_setting_and_what_is_allowed(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize(("typed", "said"), [("task=piqq", "task: 'piqq'"), ("source=local task=wsc", "source: local")])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [("task=piqq", "task: 'piqq'"), ("task=txet", "task: 'txet'"), ("source=local task=wsc", "source: local")],
+)
 def test_a_task_that_is_not_there_is_named(
     typed: str, said: str, capsys: pytest.CaptureFixture[str], elsewhere: Path
 ) -> None:
     line = refused(capsys, *typed.split())
     assert line.startswith(said)
     assert "allowed: " in line
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "allowed"),
+    [
+        (["task=text"], "text: None given with task=text", "passages, c4, or a UTF-8 file"),
+        (["text=a.txt"], "text: 'a.txt' given without task=text", "null, or task=text"),
+        (["task=[piqa,boolq]", "text=passages"], "text: 'passages' given without task=text", "null, or task=text"),
+        (["task=text", "text=no such.txt"], "text: no such.txt is no file", "a UTF-8 file"),
+        (["task=text", "text="], "text: '' given", "a text or null"),
+        (["task=text", "text=c4", "limit=null"], "limit: None given with text=c4", "from 1 up"),
+    ],
+    ids=str,
+)
+def test_running_text_that_cannot_be_scored_is_one_line(
+    typed: list[str], said: str, allowed: str, capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    line = refused(capsys, *typed)
+    assert line.startswith(said)
+    assert allowed in line.partition("; allowed: ")[2]
     assert list(elsewhere.iterdir()) == []
 
 
@@ -146,7 +173,18 @@ def test_help_lists_every_choice_and_every_setting(capsys: pytest.CaptureFixture
             assert f"\n  {path.stem} " in text
     for path in (ROOT / "tasks").glob("[!_]*.yaml"):
         assert path.stem in text
-    for setting in ("task", "source", "data_dir", "limit", "seed", "batch_tokens", "results_dir", "debug"):
+    for setting in (
+        "task",
+        "source",
+        "data_dir",
+        "limit",
+        "seed",
+        "batch_tokens",
+        "results_dir",
+        "debug",
+        "fidelity",
+        "text",
+    ):
         assert f"\n  {setting}" in text
     assert "method.probe_tokens=5" in text
     assert max(len(line) for line in text.splitlines()) <= 110

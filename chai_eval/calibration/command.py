@@ -19,7 +19,7 @@ from chai_eval.cli.console import quiet_libraries
 from chai_eval.cli.overrides import LAUNCHER, LOCAL, SHORT, choices, configuration
 from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.resources import conf_dir
-from chai_eval.settings import unknown
+from chai_eval.values import unknown
 
 # Their values are taken as they are typed: folders have spaces, brackets and = in their names.
 VERBATIM = ("model.path", "model.revision", "model.tokenizer", "text", "out", "calibration")

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from chai_eval.calibration.sums import Algorithm, FeatureKind
 from chai_eval.errors import SettingError
 from chai_eval.methods.clusters import check_clusters
-from chai_eval.settings import ModelSettings, parse_model, unknown, wrong
+from chai_eval.settings import ModelSettings, parse_model
+from chai_eval.values import unknown, wrong
 
 RULES = ("budget", "elbow", "tolerance")
 

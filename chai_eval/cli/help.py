@@ -7,7 +7,8 @@ import textwrap
 from pathlib import Path
 
 from chai_eval.cli.overrides import SHORT, choices, launchers
-from chai_eval.resources import conf_dir, tasks_dir
+from chai_eval.resources import conf_dir
+from chai_eval.scoring.tasks import PAPER_TASKS, TEXT
 
 USAGE = """\
 Score a method against plain multi-head attention (MHA) on the same documents, task by task.
@@ -45,8 +46,8 @@ def help_text() -> str:
             grid = conf_dir() / group / "base" / "grid.yaml"
             lines += [each for setting in _settings(grid) for each in _entry(*setting, prefix="measure.", indent=4)]
         parts.append("\n".join(lines) + "\n")
-    tasks = ", ".join(sorted(path.stem for path in tasks_dir().glob("*.yaml") if not path.stem.startswith("_")))
-    parts.append("\n".join(["task=…  (default paper)", *_entry("paper", tasks), *_entry("<name>", ANY_TASK)]) + "\n")
+    tasks = [_entry("paper", ", ".join(PAPER_TASKS)), _entry(TEXT, RUNNING_TEXT), _entry("<name>", ANY_TASK)]
+    parts.append("\n".join(["task=…  (default paper)", *(line for entry in tasks for line in entry)]) + "\n")
     settings = [each for setting in _settings(config) for each in _entry(*setting, indent=2)]
     settings += _entry("launcher=basic", f"what runs the jobs of a sweep: {', '.join(launchers())}")
     short = ", ".join(f"{name}=" for name, whole in SHORT.items() if whole.startswith("model."))
@@ -55,6 +56,7 @@ def help_text() -> str:
     return "\n".join([*parts, EXAMPLES])
 
 
+RUNNING_TEXT = "the perplexity of running text: task=text text=<file>, passages or c4"
 ANY_TASK = "any task of lm-eval by its name; several as task=[piqa,winogrande]"
 
 

@@ -20,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from chai_eval.errors import SettingError
 from chai_eval.resources import conf_dir
-from chai_eval.settings import Settings, parse_settings, unknown
+from chai_eval.settings import Settings, parse_settings
+from chai_eval.values import unknown
 
 LAUNCHER = "hydra/launcher"
 # Our launcher files build on the plugins' own, which have the names that users know.
@@ -35,7 +36,7 @@ SHORT = {
 } | {"launcher": LAUNCHER}
 
 # Their values are taken as they are typed: folders have spaces, brackets and = in their names.
-VERBATIM = ("model.path", "model.revision", "model.tokenizer", "data_dir", "results_dir")
+VERBATIM = ("model.path", "model.revision", "model.tokenizer", "data_dir", "text", "results_dir")
 
 
 @dataclass(frozen=True)

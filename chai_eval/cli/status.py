@@ -8,8 +8,8 @@ from pathlib import Path
 
 from chai_eval.errors import SettingError
 from chai_eval.markdown import markdown
-from chai_eval.settings import wrong
 from chai_eval.store.status import ResultStatus, list_results
+from chai_eval.values import wrong
 
 
 def status(arguments: Sequence[str]) -> int:

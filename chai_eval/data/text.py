@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,11 @@ from transformers import PreTrainedTokenizerBase
 
 from chai_eval.errors import RunError, SettingError, failure_line
 
+if TYPE_CHECKING:
+    import datasets
+
 C4 = "allenai/c4"
+C4_NAME = f"{C4} en"
 # Documents from which the next one is drawn: text comes in another order for another seed, whatever its length.
 SHUFFLE_BUFFER = 10_000
 # Lines of plain text are joined up to a blank line, or the first line end after so many characters.
@@ -33,7 +37,7 @@ class Text:
     documents: Iterator[str]
 
 
-def open_text(text: str, seed: int) -> Text:
+def open_text(text: str, seed: int | None) -> Text:
     """Open running text.
 
     Parameters
@@ -41,8 +45,8 @@ def open_text(text: str, seed: int) -> Text:
     text : str
         `c4` (the hub's), `passages` (SQuAD and SciQ, from the assets), `auto` (C4 where the hub can be reached), or
         the path of a file.
-    seed : int
-        Of the order of the documents.
+    seed : int or None
+        Of the order of the documents; None leaves them as they stand.
 
     Raises
     ------
@@ -54,11 +58,11 @@ def open_text(text: str, seed: int) -> Text:
     if text == "auto":
         text = "c4" if _hub_answers() else "passages"
     if text == "c4":
-        return Text(f"{C4} en", _c4(seed))
+        return Text(C4_NAME, _c4(seed))
     if text == "passages":
         from chai_eval.data.documents import calibration_passages
 
-        return Text("SQuAD and SciQ passages", _shuffled(calibration_passages(), seed))
+        return Text("SQuAD and SciQ passages", _ordered(calibration_passages(), seed))
     path = Path(text).expanduser()
     if not path.is_file():
         raise SettingError(f"text: {text} is no file; allowed: {ALLOWED}")
@@ -66,7 +70,32 @@ def open_text(text: str, seed: int) -> Text:
     first = next(found, None)
     if first is None:
         raise SettingError(f"text: {text} has no text in it; allowed: {ALLOWED}")
-    return Text(path.name, _shuffled(itertools.chain([first], found), seed))
+    return Text(path.name, _ordered(itertools.chain([first], found), seed))
+
+
+def text_documents(*, text: str, limit: int | None = None, **_: Any) -> dict[str, datasets.Dataset]:
+    """Documents of running text as they stand: what `custom_dataset` in tasks/text.yaml calls.
+
+    Parameters
+    ----------
+    text
+        As `open_text` takes it.
+    limit
+        Read so many documents and no more; None reads all.
+
+    Raises
+    ------
+    SettingError
+        Also for C4 without a limit, which nobody would see the end of.
+    RunError
+    """
+    import datasets
+
+    found = open_text(text, None)
+    if limit is None and found.name == C4_NAME:
+        raise SettingError("limit: None given with text=c4; allowed: a whole number from 1 up")
+    # In memory, as the documents of the other local tasks are.
+    return {"test": datasets.Dataset.from_dict({"text": list(itertools.islice(found.documents, limit))})}
 
 
 def cut(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: int) -> Iterator[Tensor]:
@@ -127,6 +156,10 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
         found = document.get("text") if isinstance(document, dict) else document
         if not isinstance(found, str):
             raise SettingError(f"text: line {number} of {path} has no text; allowed: {ALLOWED}")
+        try:
+            found.encode()
+        except UnicodeEncodeError as error:
+            raise SettingError(f"text: line {number} of {path} has half a character; allowed: {ALLOWED}") from error
         if found.strip():
             yield found
 
@@ -143,6 +176,10 @@ def _passages(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(held).strip()
 
 
+def _ordered(documents: Iterator[str], seed: int | None) -> Iterator[str]:
+    return documents if seed is None else _shuffled(documents, seed)
+
+
 def _shuffled(documents: Iterator[str], seed: int) -> Iterator[str]:
     drawn = random.Random(seed)
     waiting = list(itertools.islice(documents, SHUFFLE_BUFFER))
@@ -154,12 +191,12 @@ def _shuffled(documents: Iterator[str], seed: int) -> Iterator[str]:
     yield from waiting
 
 
-def _c4(seed: int) -> Iterator[str]:
+def _c4(seed: int | None) -> Iterator[str]:
     try:
         import datasets
 
         stream: Any = datasets.load_dataset(C4, "en", split="train", streaming=True)
-        for row in stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER):
+        for row in stream if seed is None else stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER):
             yield row["text"]
     except Exception as error:  # datasets, the hub's client and the network each have errors of their own
         raise RunError(

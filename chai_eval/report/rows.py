@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from chai_eval.errors import RunError
-from chai_eval.report.statistics import Difference, paired_difference
+from chai_eval.report.statistics import (
+    Difference,
+    bits_per_byte,
+    bootstrap_difference,
+    paired_difference,
+    perplexity,
+)
 from chai_eval.report.tables import Header, Row
 
 if TYPE_CHECKING:
@@ -21,7 +28,14 @@ if TYPE_CHECKING:
     from chai_eval.settings import Settings
 
 
-def row(task: str, primary: str | None, mha: Result, other: Result | None, paper: float | None) -> Row:
+def row(
+    task: str,
+    primary: str | None,
+    mha: Result,
+    other: Result | None,
+    paper: float | None,
+    fidelity: Mapping[str, Any] | None = None,
+) -> Row:
     """Compare a method with its baseline on one task.
 
     Parameters
@@ -32,6 +46,8 @@ def row(task: str, primary: str | None, mha: Result, other: Result | None, paper
         Result of the method, None when the baseline stands alone.
     paper
         The paper's figure.
+    fidelity
+        How close the method's predictions are to the baseline's, as its record has it.
 
     Raises
     ------
@@ -49,12 +65,8 @@ def row(task: str, primary: str | None, mha: Result, other: Result | None, paper
     if mha.samples["doc_hash"].tolist() != other.samples["doc_hash"].tolist():
         raise RunError(f"{task}: {mha.folder.path} and {other.folder.path} are not about the same documents")
     second = float(other.record["metrics"][metric]["value"])
-    after = _scores(other, metric)
-    if before is None or after is None:
-        difference = Difference(100 * (second - value), math.nan, math.nan)
-    else:
-        difference = paired_difference(before, after)
-    return Row(task, metric, n, value, second, difference, percent, paper)
+    close = [((fidelity or {}).get(name) or {}).get("value") for name in ("divergence", "agreement")]
+    return Row(task, metric, n, value, second, _difference(metric, mha, other), percent, paper, *close)
 
 
 def describe(settings: Settings, loaded: LoadedModel, method: Method) -> Header:
@@ -73,17 +85,55 @@ def describe(settings: Settings, loaded: LoadedModel, method: Method) -> Header:
     return Header(method.name, facts, in_paper=model.paper is not None)
 
 
-def _scores(result: Result, metric: str) -> NDArray[np.float64] | None:
-    """Scores per document, None where the metric isn't their mean (perplexities, F1)."""
+def _difference(metric: str, mha: Result, other: Result) -> Difference:
+    """The difference with the interval that belongs to the metric; without one where we don't know how it is made."""
+    before, after = _scores(mha, metric), _scores(other, metric)
+    if before is not None and after is not None:
+        return paired_difference(before, after)
+    first, second = _parts(mha, metric), _parts(other, metric)
+    values = [_value(each, metric) for each in (mha, other)]
+    if first is not None and second is not None:
+        for aggregate in (perplexity, bits_per_byte):
+            made = [float(aggregate(each[:, 0], each[:, 1], 0)) for each in (first, second)]
+            if np.allclose(made, values, rtol=1e-6, atol=0):
+                return bootstrap_difference(aggregate, first, second)
+    return Difference(100 * (values[1] - values[0]), math.nan, math.nan)
+
+
+def _value(result: Result, metric: str) -> float:
+    return float(result.record["metrics"][metric]["value"])
+
+
+def _column(result: Result, metric: str) -> pd.Series[Any] | None:
+    """What the samples hold about a metric, one entry per document."""
     column, _, filtered = metric.removesuffix(")").partition(" (")
     samples = result.samples
     if filtered and "filter" in samples:
         samples = samples[samples["filter"] == filtered]
-    if column not in samples or not pd.api.types.is_numeric_dtype(samples[column]):
+    return samples[column] if column in samples and len(samples) else None
+
+
+def _scores(result: Result, metric: str) -> NDArray[np.float64] | None:
+    """Scores per document, None where the metric isn't their mean (perplexities, F1)."""
+    column = _column(result, metric)
+    if column is None or not pd.api.types.is_numeric_dtype(column):
         return None
-    scores = samples[column].to_numpy(dtype=float)
-    value = float(result.record["metrics"][metric]["value"])
-    return scores if scores.size and math.isclose(scores.mean(), value, abs_tol=1e-9) else None
+    scores = column.to_numpy(dtype=float)
+    return scores if math.isclose(scores.mean(), _value(result, metric), abs_tol=1e-9) else None
+
+
+def _parts(result: Result, metric: str) -> NDArray[np.float64] | None:
+    """Log-likelihood and weight of each document, [documents, 2], None where the samples hold something else."""
+    column = _column(result, metric)
+    if column is None:
+        return None
+    if pd.api.types.is_numeric_dtype(column):
+        return np.column_stack([column.to_numpy(dtype=float), np.ones(len(column))])
+    try:
+        parts = np.array([json.loads(each) for each in column], dtype=float)
+    except (TypeError, ValueError):
+        return None
+    return parts if parts.shape == (len(column), 2) and (parts[:, 1] > 0).all() else None
 
 
 def _brief(value: Any) -> str:

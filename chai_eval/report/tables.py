@@ -31,6 +31,10 @@ class Row:
         differences, are shown as they are.
     paper
         The paper's difference in percentage points (its score in per cent for the baseline).
+    divergence
+        KL(MHA ‖ method) of next-token distributions, in nats per token.
+    agreement
+        Share of tokens for which both predict the same most likely next token, from 0 to 1.
     """
 
     task: str
@@ -41,6 +45,8 @@ class Row:
     difference: Difference | None = None
     percent: bool = True
     paper: float | None = None
+    divergence: float | None = None
+    agreement: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,9 @@ def _cells(header: Header, rows: Sequence[Row]) -> tuple[list[str], list[list[st
     columns = ["task", "metric", "n", "MHA"]
     if compared:
         columns += [header.method.upper(), "difference (pp)", "95 % interval"]
+    close = any(row.divergence is not None or row.agreement is not None for row in rows)
+    if close:
+        columns += ["KL", "same token (%)"]
     if header.in_paper:
         columns.append("paper (pp)" if compared else "paper (%)")
     lines = []
@@ -89,6 +98,9 @@ def _cells(header: Header, rows: Sequence[Row]) -> tuple[list[str], list[list[st
         cells = [row.task, row.metric, str(row.n), _score(row.mha, row.percent)]
         if compared:
             cells += [_score(row.method, row.percent), *_compared(row.difference, row.percent)]
+        if close:
+            cells.append("–" if row.divergence is None else f"{row.divergence:#.3g}".rstrip("."))
+            cells.append("–" if row.agreement is None else f"{100 * row.agreement:.1f}")
         if header.in_paper:
             cells.append("–" if row.paper is None else f"{row.paper:+.2f}" if compared else f"{row.paper:.1f}")
         lines.append(cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -89,7 +90,11 @@ class PackedLM(HFLM):
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__(
-            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=GENERATION_BATCH, truncation=True
+            pretrained=model,
+            tokenizer=tokenizer,
+            backend="causal",
+            batch_size=sys.maxsize,  # what HFLM hands on at once is laid out here, all windows of all texts in one plan
+            truncation=True,
         )
         self.method = method
         self.batch_tokens = batch_tokens
@@ -100,6 +105,9 @@ class PackedLM(HFLM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=True)  # its bars; ours is `_bar`
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(
         self,

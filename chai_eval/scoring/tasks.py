@@ -1,11 +1,11 @@
-"""Tasks by name: the five of the paper from local files, any other lm-eval task from the hub, prompts unchanged."""
+"""Tasks by name: the paper's five from local files, running text, any other lm-eval task from the hub as it is."""
 
 from __future__ import annotations
 
 import difflib
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,20 +18,16 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
 
-PRIMARY_METRICS = {
-    "piqa": "acc_norm",
-    "hellaswag": "acc_norm",
-    "arc_challenge": "acc_norm",
-    "arc_easy": "acc_norm",
-    "boolq": "acc",
-}
-PAPER_TASKS = tuple(PRIMARY_METRICS)
+PAPER_TASKS = ("piqa", "hellaswag", "arc_challenge", "arc_easy", "boolq")
+# The perplexity of text that the user names.
+TEXT = "text"
+PRIMARY_METRICS = dict.fromkeys(PAPER_TASKS, "acc_norm") | {"boolq": "acc", TEXT: "word_perplexity"}
 SOURCES = ("auto", "local", "hub")
-_LOCAL_FUNCTION = "chai_eval.data.documents.local_documents"
+_LOCAL_FUNCTIONS = ("chai_eval.data.documents.local_documents", "chai_eval.data.text.text_documents")
 
 
 def primary_metric(name: str) -> str | None:
-    """The metric a task is compared by; None for a task that isn't the paper's: its first metric then."""
+    """The metric a task is compared by; None for a task that isn't ours: its first metric then."""
     return PRIMARY_METRICS.get(name)
 
 
@@ -41,8 +37,8 @@ def task_names(choice: str | Iterable[str]) -> list[str]:
     Parameters
     ----------
     choice
-        `paper` (the paper's five), a task, group or tag of lm-eval, several with commas between (`piqa,boolq` or
-        `[piqa,boolq]`), or a list of these.
+        `paper` (the paper's five), `text`, a task, group or tag of lm-eval, several with commas between
+        (`piqa,boolq` or `[piqa,boolq]`), or a list of these.
 
     Raises
     ------
@@ -57,7 +53,29 @@ def task_names(choice: str | Iterable[str]) -> list[str]:
     return list(dict.fromkeys(expanded))
 
 
-def load_task(name: str, *, source: str = "auto", data_dir: str | Path | None = None) -> Task:
+def check_text(names: Sequence[str], text: str | None) -> None:
+    """Make sure that text is given where the task `text` is among those to score, and nowhere else.
+
+    Raises
+    ------
+    SettingError
+    """
+    if text is None and TEXT in names:
+        raise SettingError(
+            "text: None given with task=text; allowed: passages, c4, or a UTF-8 file, plain or JSON lines"
+        )
+    if text is not None and TEXT not in names:
+        raise SettingError(f"text: {text!r} given without task=text; allowed: null, or task=text")
+
+
+def load_task(
+    name: str,
+    *,
+    source: str = "auto",
+    data_dir: str | Path | None = None,
+    text: str | None = None,
+    limit: int | None = None,
+) -> Task:
     """A single lm-eval task with its stock prompt.
 
     Parameters
@@ -69,19 +87,27 @@ def load_task(name: str, *, source: str = "auto", data_dir: str | Path | None = 
         `auto`: local for the five, falling back to the hub where the assets can't be had; the hub for any other.
     data_dir
         Directory of the user's own files, `<task>.parquet`, `.jsonl` or `.json` in the hub's columns.
+    text
+        What the task `text` is about: a file, `passages` or `c4`.
+    limit
+        Documents of `text` to read; None for all. Other tasks are loaded whole.
 
     Raises
     ------
     SettingError
-        A setting is wrong, or `data_dir` lacks the task's file or a column.
+        A setting is wrong, `data_dir` lacks the task's file or a column, or `text` can't be read.
     RunError
         The documents can't be fetched.
     """
     _check_source(name, source, data_dir)
+    if name == TEXT:
+        check_text([name], text)
+        return _from_files(name, {"text": text, "limit": limit})
     if name not in PAPER_TASKS or source == "hub":
         return _from_hub(name)
-    if source == "local" or data_dir is not None:
-        return _from_files(name, data_dir)
+    own = None if data_dir is None else {"data_dir": str(Path(data_dir).expanduser().absolute())}
+    if source == "local" or own is not None:
+        return _from_files(name, own)
     try:
         return _from_files(name, None)
     except RunError as no_assets:
@@ -102,7 +128,7 @@ def _check_source(name: str, source: str, data_dir: str | Path | None) -> None:
         raise SettingError(
             f"data_dir: {data_dir} is not a directory; allowed: a directory with <task>.parquet or .jsonl"
         )
-    if name not in PAPER_TASKS:
+    if name not in (*PAPER_TASKS, TEXT):
         if source == "local":
             raise SettingError(
                 f"source: local has no files for task {name}; "
@@ -115,8 +141,9 @@ def _check_known(name: str) -> None:
     known = _stock_tasks().all_tasks
     if name in known:
         return
-    close = difflib.get_close_matches(name, ["paper", *known], n=5, cutoff=0.6)
-    hint = f"did you mean {', '.join(close)}?" if close else f"paper, {', '.join(PAPER_TASKS)}, any task of lm-eval"
+    close = difflib.get_close_matches(name, ["paper", TEXT, *known], n=5, cutoff=0.6)
+    ours = ", ".join(("paper", *PAPER_TASKS, TEXT))
+    hint = f"did you mean {', '.join(close)}?" if close else f"{ours}, any task of lm-eval"
     raise SettingError(f"task: {name!r} is not known; allowed: {hint}")
 
 
@@ -128,11 +155,10 @@ def _stock_tasks() -> TaskManager:
     return TaskManager()
 
 
-def _from_files(name: str, data_dir: str | Path | None) -> Task:
+def _from_files(name: str, metadata: dict[str, Any] | None) -> Task:
     from lm_eval.tasks import TaskManager
 
     # lm-eval hands metadata to `custom_dataset`, here and for `lm_eval --include_path tasks --metadata ...` alike.
-    metadata = {"data_dir": str(Path(data_dir).expanduser().absolute())} if data_dir is not None else None
     manager = TaskManager(include_path=str(tasks_dir()), include_defaults=False, metadata=metadata)
     with _without_kwargs_advice():
         return _portable(manager.load(name)["tasks"][name])
@@ -157,16 +183,14 @@ def _portable(task: Task) -> Task:
     """Leave out of the task's config what depends on where files lie and changes no number."""
     metadata = getattr(task.config, "metadata", None)
     if isinstance(metadata, dict):
-        for key in ("data_dir", "config_source"):
+        for key in ("data_dir", "text", "limit", "config_source"):
             metadata.pop(key, None)
     # A dumped config would hold the source text of the function, and a result's key change with its comments.
-    if getattr(task.config, "custom_dataset", None) is not None and _is_ours(task.config.custom_dataset):
-        task.config.custom_dataset = _LOCAL_FUNCTION
+    function = getattr(task.config, "custom_dataset", None)
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+    if name in _LOCAL_FUNCTIONS:
+        task.config.custom_dataset = name
     return task
-
-
-def _is_ours(function: Any) -> bool:
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}" == _LOCAL_FUNCTION
 
 
 @contextmanager
@@ -187,7 +211,7 @@ def _without_kwargs_advice() -> Iterator[None]:
 def _expand(name: str) -> list[str]:
     if name == "paper":
         return list(PAPER_TASKS)
-    if name in PAPER_TASKS:
+    if name in (*PAPER_TASKS, TEXT):
         return [name]
     _check_known(name)
     return _members(name, within=name)

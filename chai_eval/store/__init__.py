@@ -5,7 +5,14 @@ from __future__ import annotations
 from chai_eval.store.folder import ResultFolder, check_writable
 from chai_eval.store.journal import Journal
 from chai_eval.store.key import numeric_code_version, result_key
-from chai_eval.store.record import LAYOUT, read_record, read_samples, write_record
+from chai_eval.store.record import (
+    LAYOUT,
+    read_fidelity,
+    read_record,
+    read_samples,
+    write_fidelity,
+    write_record,
+)
 
 __all__ = [
     "LAYOUT",
@@ -13,8 +20,10 @@ __all__ = [
     "ResultFolder",
     "check_writable",
     "numeric_code_version",
+    "read_fidelity",
     "read_record",
     "read_samples",
     "result_key",
+    "write_fidelity",
     "write_record",
 ]

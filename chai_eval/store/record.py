@@ -1,4 +1,4 @@
-"""The finished record of one result, `record.json` and `samples.parquet`, written whole or not at all."""
+"""The finished record of one result, `record.json` and what stands beside it, each written whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from chai_eval.errors import RunError
 LAYOUT = 1
 RECORD = "record.json"
 SAMPLES = "samples.parquet"
+FIDELITY = "fidelity.parquet"
 
 
 def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFrame) -> None:
@@ -36,10 +37,58 @@ def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFra
     RunError
         When the folder can't be written (a full disk); nothing half-written is left.
     """
-    text = json.dumps({"layout": LAYOUT, **record}, indent=2, allow_nan=False) + "\n"
+    _write(directory, {"layout": LAYOUT, **record}, SAMPLES, samples)
+
+
+def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.DataFrame) -> None:
+    """Add to a finished result how close it is to plain attention, in place of what an earlier run added.
+
+    The folder must be held, so that no other process changes the record meanwhile.
+
+    Parameters
+    ----------
+    fidelity
+        JSON values; `asked` says on how many documents it was wanted, `documents` how many `samples` has.
+    samples
+        One row per document.
+
+    Raises
+    ------
+    RunError
+        Where there is no finished result, or the folder can't be written.
+    """
+    record = read_record(directory)
+    if record is None:
+        raise RunError(f"{directory / RECORD}: it is missing; the same command scores again")
+    _write(directory, {**record, "fidelity": dict(fidelity)}, FIDELITY, samples)
+
+
+def read_fidelity(directory: Path, asked: int) -> dict[str, Any] | None:
+    """Read how close a result is to plain attention; None where nobody asked that about so many documents.
+
+    Also None where the documents that belong to it are missing or are those of another number: a kill left them.
+
+    Raises
+    ------
+    RunError
+        For a record that can't be read.
+    """
+    record = read_record(directory)
+    fidelity = None if record is None else record.get("fidelity")
+    if not isinstance(fidelity, dict) or fidelity.get("asked") != asked:
+        return None
+    try:
+        documents = pq.read_metadata(directory / FIDELITY).num_rows
+    except (OSError, ValueError):
+        return None
+    return fidelity if documents == fidelity.get("documents") else None
+
+
+def _write(directory: Path, record: Mapping[str, Any], name: str, samples: pd.DataFrame) -> None:
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / SAMPLES, lambda path: samples.to_parquet(path, index=False))
+        write_whole(directory / name, lambda path: samples.to_parquet(path, index=False))
         write_whole(directory / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise RunError(f"results_dir: {directory} can't be written: {error.strerror or error}") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chai_eval.data.text import batches, cut, open_text
+from chai_eval.data.text import batches, cut, open_text, text_documents
 from chai_eval.errors import RunError, SettingError
 from chai_eval.models.builtin import byte_tokenizer
 
@@ -67,6 +67,7 @@ def test_batches_keep_the_order() -> None:
         ("a.txt", b"caf\xe9 au lait\n", "not UTF-8"),
         ("a.jsonl", '{"text": "a"}\nnonsense\n', "line 2"),
         ("a.jsonl", '{"body": "a"}\n', "line 1"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}\n', "line 2"),
     ],
 )
 def test_text_that_cannot_be_used_is_refused_on_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
@@ -78,6 +79,22 @@ def test_text_that_cannot_be_used_is_refused_on_one_line(tmp_path: Path, name: s
     assert said in line
     assert "allowed: " in line
     assert "\n" not in line
+
+
+def test_a_task_has_its_documents_in_the_order_of_the_file_and_reads_no_more_than_its_limit(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": str(number)}) for number in range(20)]
+    path = written(tmp_path / "a.jsonl", "\n".join([*lines, "nonsense"]))
+    assert text_documents(text=path, limit=20)["test"]["text"][:] == list(map(str, range(20)))
+    assert len(text_documents(text=path, limit=3)["test"]) == 3
+    with pytest.raises(SettingError, match="line 21"):
+        text_documents(text=path)
+    with pytest.raises(SettingError, match="line 21"):
+        text_documents(text=path, limit=21)
+
+
+def test_the_whole_of_c4_is_refused() -> None:
+    with pytest.raises(SettingError, match="limit: None given with text=c4; allowed: a whole number"):
+        text_documents(text="c4")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -57,6 +57,24 @@ def test_the_baseline_alone_has_no_second_score() -> None:
     assert found[2] == ["piqa", "acc_norm", "100", "79.80", "79.8"]
 
 
+def test_where_a_row_has_fidelity_all_have_its_columns_before_the_papers() -> None:
+    close = [
+        Row("piqa", "acc_norm", 100, 0.69, 0.67, Difference(-2.0, -6.1, 2.1), True, -2.0, 0.4, 0.8125),
+        Row("boolq", "acc", 100, 0.69, 0.67, Difference(-2.0, -6.1, 2.1), True, None, 0.000012345, 1.0),
+        Row("arc_easy", "acc", 100, 0.69, 0.67, Difference(-2.0, -6.1, 2.1), True, None, 123.4, None),
+        ROWS[0],
+    ]
+    found = cells(printed(Header("chai", in_paper=True), close))
+    assert found[0][-4:] == ["95 % interval", "KL", "same token (%)", "paper (pp)"]
+    assert [row[-3:] for row in found[2:]] == [
+        ["0.400", "81.2", "-2.00"],
+        ["1.23e-05", "100.0", "–"],
+        ["123", "–", "–"],
+        ["–", "–", "-2.00"],
+    ]
+    assert "KL" not in printed(Header("chai"), ROWS)
+
+
 def test_a_terminal_gets_the_same_cells() -> None:
     text = printed(Header("chai", FACTS, in_paper=True), ROWS, terminal=True)
     for cell in ("piqa", "69.00", "67.00", "-2.00"):

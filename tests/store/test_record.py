@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from chai_eval.errors import RunError
-from chai_eval.store import LAYOUT, read_record, read_samples, write_record
+from chai_eval.store import LAYOUT, read_fidelity, read_record, read_samples, write_fidelity, write_record
 
 SAMPLES = pd.DataFrame(
     {"doc_id": [0, 1], "loglikelihoods": [[-1.25, -1 / 3], [-2.0]], "lengths": [[3, 4], [1]], "acc": [1.0, 0.0]}
@@ -76,3 +76,29 @@ def test_a_record_without_its_numbers_is_refused_by_name(tmp_path: Path, field: 
     (tmp_path / "record.json").write_text(json.dumps({"layout": LAYOUT, **field}))
     with pytest.raises(RunError, match=rf"record\.json: not a readable record \({re.escape(said)}"):
         read_record(tmp_path)
+
+
+def test_fidelity_is_added_to_a_record_that_stays_what_it_was(tmp_path: Path) -> None:
+    record = {"n_documents": 2, "metrics": {"acc": {"value": 0.5, "stderr": None}}}
+    write_record(tmp_path, record, SAMPLES)
+    close = {"asked": 3, "documents": 2, "divergence": {"value": 0.1 + 0.2, "low": None, "high": None}}
+    write_fidelity(tmp_path, close, SAMPLES[["doc_id"]])
+    assert read_record(tmp_path) == {"layout": LAYOUT, **record, "fidelity": close}
+    assert read_fidelity(tmp_path, 3) == close
+    assert read_fidelity(tmp_path, 2) is None
+    assert pd.read_parquet(tmp_path / "fidelity.parquet")["doc_id"].tolist() == [0, 1]
+    assert read_samples(tmp_path)["acc"].tolist() == [1.0, 0.0]
+
+
+def test_without_a_finished_result_there_is_no_fidelity_to_read_or_add(tmp_path: Path) -> None:
+    assert read_fidelity(tmp_path, 3) is None
+    with pytest.raises(RunError, match=r"record\.json: it is missing"):
+        write_fidelity(tmp_path, {"asked": 3, "documents": 2}, SAMPLES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fidelity_with_a_number_that_json_does_not_have_is_not_written(tmp_path: Path) -> None:
+    write_record(tmp_path, {"n_documents": 2, "metrics": {"acc": {"value": 0.5}}}, SAMPLES)
+    with pytest.raises(ValueError, match="JSON"):
+        write_fidelity(tmp_path, {"asked": 2, "documents": 2, "perplexity": float("nan")}, SAMPLES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["record.json", "samples.parquet"]

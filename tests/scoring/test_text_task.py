@@ -1,0 +1,156 @@
+"""The task `text` against lm-eval's own wikitext task under its own HFLM, on the same documents."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval
+import numpy as np
+import pytest
+from lm_eval import simple_evaluate
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from chai_eval.errors import SettingError
+from chai_eval.methods import build_method
+from chai_eval.models import load_model
+from chai_eval.resources import tasks_dir
+from chai_eval.scoring.evaluate import prepare, score
+from chai_eval.scoring.tasks import check_text, load_task, primary_metric, task_names
+
+METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+POSITIONS = 64
+# Of one window and of several; nothing that wikitext's own clean-up would change.
+TEXTS = ["A few words", "Some more words, and a line end\nin between", "Far too many words for one window. " * 9]
+METHODS = {
+    "mha": {},
+    "chai": {"clusters": [[2, 4]]},
+    "v_reuse": {"clusters": [[3, 4]]},
+    "spatten": {"token_sparsity": 0.3, "spare_layers": 1},
+    "dejavu": {"sparsity": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[Any, Any]:
+    return load_model("tiny_llama_random", device="cpu", config={"max_position_embeddings": POSITIONS})
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": each}) + "\n" for each in TEXTS))
+    return str(path)
+
+
+def wikitext() -> ConfigurableTask:
+    """lm-eval's own task file over our documents, without the hub."""
+    config = load_yaml(Path(lm_eval.__file__).parent / "tasks" / "wikitext" / "wikitext.yaml")
+    config = {key: value for key, value in config.items() if not key.startswith(("dataset_", "training_", "valid"))}
+    rows = datasets.Dataset.from_dict({"page": TEXTS})
+    return ConfigurableTask(config={**config, "custom_dataset": lambda **_: {"test": rows}})
+
+
+def test_every_document_and_every_metric_equal_those_of_stock_lm_eval(tiny: tuple[Any, Any], text: str) -> None:
+    model, tokenizer = tiny
+    task = load_task("text", text=text)
+    ours = score(model, tokenizer, build_method("mha"), prepare(task, limit=None, seed=1), progress=False)
+    assert ours is not None
+    theirs = simple_evaluate(
+        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
+        tasks=[wikitext()],
+        task_manager=TaskManager(include_defaults=False),
+        bootstrap_iters=0,
+    )
+    samples = sorted(theirs["samples"]["wikitext"], key=lambda sample: sample["doc_id"])
+    assert len(samples) == len(ours.samples) == len(TEXTS)
+    for metric in METRICS:
+        stock = np.array([sample[metric] for sample in samples])
+        found = np.array([json.loads(each) for each in ours.samples[metric]])
+        np.testing.assert_array_equal(found[:, 1], stock[:, 1])
+        # float32; sums over up to 300 tokens.
+        np.testing.assert_allclose(found[:, 0], stock[:, 0], rtol=1e-5)
+        value = theirs["results"]["wikitext"][f"{metric},none"]
+        assert math.log(ours.metrics[metric]["value"]) == pytest.approx(math.log(value), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_under_every_method_a_text_has_the_score_of_its_windows_alone(
+    tiny: tuple[Any, Any], text: str, name: str
+) -> None:
+    """Stock `HFLM`, a window at a time without padding, with the method put into its model."""
+    model, tokenizer = tiny
+    method = build_method(name, **METHODS[name])
+    prepared = prepare(load_task("text", text=text), limit=None, seed=1)
+    ours = score(model, tokenizer, method, prepared, progress=False)
+    assert ours is not None
+    stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
+    with method.applied(model):
+        expected = stock.loglikelihood_rolling(prepared.task.instances, disable_tqdm=True)
+    found = [json.loads(each)[0] for each in ours.samples["word_perplexity"]]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_words_and_bytes_are_counted_as_wikitext_counts_them(tiny: tuple[Any, Any], text: str) -> None:
+    scored = score(*tiny, build_method("mha"), prepare(load_task("text", text=text), limit=2, seed=1), progress=False)
+    assert scored is not None
+    words = [json.loads(each)[1] for each in scored.samples["word_perplexity"]]
+    assert words == [len(re.split(r"\s+", each)) for each in TEXTS[:2]]
+
+
+def test_its_file_says_what_wikitexts_says_but_for_the_documents() -> None:
+    ours = load_yaml(tasks_dir() / "text.yaml")
+    stock = load_yaml(Path(lm_eval.__file__).parent / "tasks" / "wikitext" / "wikitext.yaml")
+    assert ours["output_type"] == stock["output_type"]
+    assert [each["metric"] for each in ours["metric_list"]] == [each["metric"] for each in stock["metric_list"]]
+    assert primary_metric("text") == "word_perplexity"
+    assert task_names(["piqa", "text"]) == ["piqa", "text"]
+
+
+def test_the_content_of_the_file_is_part_of_the_prompts_and_its_place_is_not(text: str, tmp_path: Path) -> None:
+    def hashes(path: Path | str) -> tuple[str, str]:
+        prepared = prepare(load_task("text", text=str(path)), limit=None, seed=1)
+        return prepared.prompts_hash, prepared.config_hash
+
+    moved, changed = tmp_path / "moved.jsonl", tmp_path / "changed.jsonl"
+    moved.write_text(Path(text).read_text())
+    changed.write_text(Path(text).read_text().replace("few", "two"))
+    assert hashes(moved) == hashes(text)
+    assert hashes(changed)[0] != hashes(text)[0]
+    dumped = json.dumps(load_task("text", text=text, limit=2).dump_config(), default=str)
+    assert str(tmp_path) not in dumped
+    assert '"limit"' not in dumped
+
+
+def test_its_file_works_in_lm_eval_itself(text: str) -> None:
+    manager = TaskManager(include_path=str(tasks_dir()), include_defaults=False, metadata={"text": text})
+    assert manager.load("text")["tasks"]["text"].eval_docs["text"][:] == TEXTS
+
+
+def test_it_reads_no_more_documents_than_its_limit(text: str) -> None:
+    assert load_task("text", text=text, limit=2).eval_docs["text"][:] == TEXTS[:2]
+
+
+@pytest.mark.parametrize(("names", "given"), [(["piqa", "text"], None), (["piqa"], "passages")])
+def test_the_task_and_its_text_are_given_together_or_not_at_all(names: list[str], given: str | None) -> None:
+    with pytest.raises(SettingError, match=r"^text: .* given with(out)? task=text; allowed: "):
+        check_text(names, given)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "no text"), (b"caf\xe9", "not UTF-8"), (b'{"text": "a"}\n{"text": 3}\n', "line 2")],
+)
+def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(SettingError, match=rf"^text: .*{said}") as caught:
+        load_task("text", text=str(path))
+    assert "\n" not in str(caught.value)

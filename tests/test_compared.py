@@ -1,0 +1,228 @@
+"""How close a method is to plain attention, from a whole run to record and table: stored, reused, made again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from chai_eval.cli import main
+from chai_eval.cli.overrides import configuration, settings_of
+from chai_eval.errors import RunError
+from chai_eval.methods import build_method
+from chai_eval.run import Report, run
+from chai_eval.scoring import task_fidelity as scoring
+from chai_eval.session import Session
+from chai_eval.settings import Settings
+from chai_eval.store import read_record
+from chai_eval.store.status import list_results
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kill_and_resume import write_documents
+
+DOCUMENTS = 6
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    """One for all, so that the model is loaded once."""
+    return Session()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    write_documents(tmp_path / "documents", DOCUMENTS)
+    with configuration():
+        made = settings_of(["model=tiny_llama_random", "model.device=cpu", "task=piqa", "limit=null", "fidelity=4"])
+    return replace(made, results_dir=tmp_path / "results", task=replace(made.task, data_dir=tmp_path / "documents"))
+
+
+def ended(settings: Settings, session: Session) -> Report:
+    report = run(settings, session)
+    assert report.failures == ()
+    return report
+
+
+def folder(settings: Settings, method: str = "chai", task: str = "piqa") -> Path:
+    (path,) = settings.results_dir.glob(f"tiny_llama_random/{task}/{method}-*")
+    return path
+
+
+def record(settings: Settings, method: str = "chai") -> dict[str, Any]:
+    found = read_record(folder(settings, method))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of documents of every comparison that was made."""
+    made: list[int] = []
+    compare = scoring.task_fidelity
+
+    def noting(model: Any, tokenizer: Any, method: Any, prepared: Any, documents: int, **rest: Any) -> Any:
+        made.append(documents)
+        return compare(model, tokenizer, method, prepared, documents, **rest)
+
+    monkeypatch.setattr(scoring, "task_fidelity", noting)
+    return made
+
+
+def test_record_and_row_have_what_the_comparison_of_the_first_documents_gives(
+    settings: Settings, session: Session
+) -> None:
+    (row,) = ended(settings, session).rows
+    loaded = session.model(settings.model)
+    prepared = session.prepared("piqa", settings.task, settings.seed)
+    method = build_method("chai", **settings.method.options)
+    expected = scoring.task_fidelity(loaded.model, loaded.tokenizer, method, prepared, 4, progress=False)
+    assert expected is not None
+    found = record(settings)["fidelity"]
+    for name in ("divergence", "agreement"):
+        mean = getattr(expected, name)
+        assert found[name] == {"value": mean.value, "low": mean.low, "high": mean.high}
+    assert (found["perplexity"], found["baseline_perplexity"]) == (expected.perplexity, expected.baseline_perplexity)
+    assert (found["documents"], found["tokens"]) == (4, expected.tokens)
+    assert (row.divergence, row.agreement) == (expected.divergence.value, expected.agreement.value)
+    samples = pd.read_parquet(folder(settings) / "fidelity.parquet")
+    pd.testing.assert_frame_equal(samples, expected.samples, check_exact=True)
+    assert list(samples.columns) == [
+        "doc_id", "tokens", "divergence", "agreement", "log_likelihood", "baseline_log_likelihood",
+    ]  # fmt: skip
+
+
+def test_what_stands_there_is_taken_for_as_many_documents_and_made_again_for_others(
+    settings: Settings, session: Session, calls: list[int]
+) -> None:
+    first = ended(settings, session)
+    assert ended(settings, session).rows == first.rows
+    assert calls == [4]
+    ended(replace(settings, fidelity=2), session)
+    assert record(settings)["fidelity"]["documents"] == 2
+    everything = ended(replace(settings, fidelity=None), session)
+    assert record(settings)["fidelity"]["documents"] == DOCUMENTS
+    assert ended(replace(settings, fidelity=50), session).rows == everything.rows
+    assert calls == [4, 2, DOCUMENTS]
+    assert ended(settings, session).rows == first.rows
+
+
+def test_the_baseline_has_none_and_none_is_made_where_none_is_wanted(
+    settings: Settings, session: Session, calls: list[int]
+) -> None:
+    (row,) = ended(replace(settings, fidelity=0), session).rows
+    assert (row.divergence, row.agreement, calls) == (None, None, [])
+    assert "fidelity" not in record(settings)
+    assert not list(settings.results_dir.rglob("fidelity.parquet"))
+    ended(settings, session)
+    assert "fidelity" not in record(settings, "mha")
+    assert [path.parent for path in settings.results_dir.rglob("fidelity.parquet")] == [folder(settings)]
+    (row,) = ended(replace(settings, fidelity=0), session).rows
+    assert row.divergence is None
+
+
+def test_a_run_killed_between_scoring_and_comparing_goes_on_to_the_same_numbers(
+    settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = replace(settings, results_dir=settings.results_dir.with_name("whole"))
+    ended(whole, session)
+
+    def killed(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "task_fidelity", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings, session)
+    assert {each.state for each in list_results(settings.results_dir)} == {"finished"}
+    scored = record(settings)
+    ended(settings, session)
+    resumed = record(settings)
+    assert resumed.pop("fidelity") == record(whole)["fidelity"]
+    assert resumed == scored
+    assert (folder(settings) / "fidelity.parquet").read_bytes() == (folder(whole) / "fidelity.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("left", ["no file", "half a file", "another number", "no record of it"])
+def test_a_run_killed_while_it_wrote_compares_again(
+    settings: Settings, session: Session, calls: list[int], left: str
+) -> None:
+    ended(settings, session)
+    before, path = record(settings), folder(settings) / "fidelity.parquet"
+    if left == "no file":
+        path.unlink()
+    elif left == "half a file":
+        path.write_bytes(path.read_bytes()[:100])
+    elif left == "another number":
+        pd.read_parquet(path)[:2].to_parquet(path)
+    else:
+        rest = {name: value for name, value in before.items() if name != "fidelity"}
+        (folder(settings) / "record.json").write_text(json.dumps(rest))
+    (folder(settings) / ".fidelity.parquet.1.tmp").write_bytes(b"half")
+    ended(settings, session)
+    assert calls == [4, 4]
+    assert record(settings) == before
+    names = ["fidelity.parquet", "record.json", "samples.parquet"]
+    assert sorted(each.name for each in folder(settings).iterdir()) == names
+    assert len(pd.read_parquet(path)) == 4
+
+
+def test_tidying_up_and_status_leave_it_alone(settings: Settings, session: Session, calls: list[int]) -> None:
+    ended(settings, session)
+    (folder(settings) / "journal.jsonl").write_text("")  # killed between writing the record and tidying up
+    assert {each.state for each in list_results(settings.results_dir)} == {"finished"}
+    ended(settings, session)
+    assert calls == [4]
+    assert not (folder(settings) / "journal.jsonl").exists()
+
+
+def test_a_comparison_that_fails_fails_its_task_alone_and_the_scores_stay(
+    settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = scoring.task_fidelity
+
+    def fails(model: Any, tokenizer: Any, method: Any, prepared: Any, *rest: Any, **others: Any) -> Any:
+        if prepared.task_name == "piqa":
+            raise RunError("logits: not finite, first in layer 1")
+        return compare(model, tokenizer, method, prepared, *rest, **others)
+
+    monkeypatch.setattr(scoring, "task_fidelity", fails)
+    both = replace(settings, task=replace(settings.task, choice=("piqa", "boolq")))
+    report = run(both, session)
+    assert [(each.what, each.why) for each in report.failures] == [("piqa", "logits: not finite, first in layer 1")]
+    assert [each.task for each in report.rows] == ["boolq"]
+    assert {each.state for each in list_results(settings.results_dir)} == {"finished"}
+
+
+def test_a_single_document_has_no_interval_and_the_record_stays_plain_json(
+    settings: Settings, session: Session
+) -> None:
+    ended(replace(settings, fidelity=1), session)
+    found = record(settings)["fidelity"]
+    assert found["divergence"]["value"] > 0
+    assert found["divergence"]["low"] is found["divergence"]["high"] is None
+    json.dumps(found, allow_nan=False)
+
+
+def test_piqa_and_running_text_stand_in_one_table_with_both_columns(
+    settings: Settings, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "my text.txt"
+    text.write_text("\n\n".join(f"Passage {number} of a few words." for number in range(5)))
+    given = ["model=tiny_llama_random", "device=cpu", "task=[piqa,text]", f"text={text}", "limit=4", "fidelity=3"]
+    given += [f"data_dir={tmp_path / 'documents'}", f"results_dir={tmp_path / 'results'}"]
+    assert main(given, session=session) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert table[0][-2:] == ["KL", "same token (%)"]
+    assert [row[:3] for row in table[2:]] == [["piqa", "acc_norm", "4"], ["text", "word_perplexity", "4"]]
+    for task, row in zip(("piqa", "text"), table[2:], strict=True):
+        path = folder(settings, task=task)
+        found = (read_record(path) or {})["fidelity"]
+        assert float(row[-2]) == pytest.approx(found["divergence"]["value"], rel=6e-3)
+        assert float(row[-1]) == pytest.approx(100 * found["agreement"]["value"], abs=0.06)
+        assert " to " in row[6]
