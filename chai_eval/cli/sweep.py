@@ -76,6 +76,7 @@ def run_jobs(
                 sys.stderr.write(f"[{number}/{len(jobs)}] {job.label}\n")
             outcomes.append(attempt(job.settings, session, job.label))
             _print(outcomes[-1], debug)
+    _print_together(outcomes)
     return _conclude(outcomes, multirun)
 
 
@@ -121,6 +122,16 @@ def _print(outcome: Outcome, debug: bool) -> None:
     for each in outcome.failures:
         if debug and each.trace:
             sys.stderr.write(each.trace)
+
+
+def _print_together(outcomes: Sequence[Outcome]) -> None:
+    """Print the scores of a sweep once more, in one table."""
+    from chai_eval.report import render_sweep
+
+    runs = [(each.label, each.report.header, each.report.rows) for each in outcomes if each.report and each.report.rows]
+    if len(runs) > 1:
+        sys.stdout.write("\n")
+        render_sweep(runs, sys.stdout)
 
 
 def _conclude(outcomes: Sequence[Outcome], multirun: bool) -> int:

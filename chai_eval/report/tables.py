@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Literal, TextIO
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -63,11 +64,22 @@ def render(header: Header, rows: Sequence[Row], stream: TextIO) -> None:
 
     A pipe or a file gets Markdown that is never wrapped or cut; a terminal gets rich's table.
     """
-    columns, lines = _cells(header, rows)
     width = max((len(name) for name, _ in header.facts), default=0)
     facts = [f"{name.ljust(width)}  {text}" for name, text in header.facts]
+    _print(facts, *_cells(header, rows), stream, left=2)
+
+
+def render_sweep(runs: Sequence[tuple[str, Header, Sequence[Row]]], stream: TextIO) -> None:
+    """Print all runs of a sweep in one table: by what was swept over, then as each run's own table has them."""
+    header = Header("", in_paper=any(each.in_paper for _, each, _ in runs))
+    columns, lines = _cells(header, [row for _, _, rows in runs for row in rows], scores="score")
+    labels = [label for label, _, rows in runs for _ in rows]
+    _print([], ["run", *columns], [[label, *line] for label, line in zip(labels, lines, strict=True)], stream, left=3)
+
+
+def _print(facts: Sequence[str], columns: list[str], lines: list[list[str]], stream: TextIO, *, left: int) -> None:
     if not stream.isatty():
-        stream.write("\n".join([*facts, "", *markdown(columns, lines)]).lstrip("\n") + "\n")
+        stream.write("\n".join([*facts, "", *markdown(columns, lines, left=left)]).lstrip("\n") + "\n")
         stream.flush()
         return
     console = Console(file=stream, highlight=False)
@@ -75,19 +87,21 @@ def render(header: Header, rows: Sequence[Row], stream: TextIO) -> None:
         console.print(fact, markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column.replace(" (", "\n("), justify="left" if index < 2 else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if index < left else "right"
+        table.add_column(column.replace(" (", "\n("), justify=justify, no_wrap=True)
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*map(escape, line))
     # A terminal that is too narrow wraps a line; rich would cut figures out of it.
     console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
     console.print(table)
 
 
-def _cells(header: Header, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _cells(header: Header, rows: Sequence[Row], scores: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """Names of columns and the cells of each row; `scores` heads the method's where it isn't one method's."""
     compared = any(row.method is not None for row in rows)
     columns = ["task", "metric", "n", "MHA"]
     if compared:
-        columns += [header.method.upper(), "difference (pp)", "95 % interval"]
+        columns += [scores or header.method.upper(), "difference (pp)", "95 % interval"]
     close = any(row.divergence is not None or row.agreement is not None for row in rows)
     if close:
         columns += ["KL", "same token (%)"]
@@ -102,9 +116,15 @@ def _cells(header: Header, rows: Sequence[Row]) -> tuple[list[str], list[list[st
             cells.append("–" if row.divergence is None else f"{row.divergence:#.3g}".rstrip("."))
             cells.append("–" if row.agreement is None else f"{100 * row.agreement:.1f}")
         if header.in_paper:
-            cells.append("–" if row.paper is None else f"{row.paper:+.2f}" if compared else f"{row.paper:.1f}")
+            cells.append(_paper(row, compared))
         lines.append(cells)
     return columns, lines
+
+
+def _paper(row: Row, compared: bool) -> str:
+    if row.paper is None or (compared and row.method is None):
+        return "–"
+    return f"{row.paper:+.2f}" if compared else f"{row.paper:.1f}"
 
 
 def _score(value: float | None, percent: bool) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import math
 
-from chai_eval.report import Difference, Header, Row, render
+from chai_eval.report import Difference, Header, Row, render, render_sweep
 
 FACTS = (("model", "tiny, float32 on cpu"), ("method", "chai, clusters " + "9×1 " * 60))
 ROWS = [
@@ -13,12 +13,17 @@ ROWS = [
 ]
 
 
-def printed(header: Header, rows: list[Row], *, terminal: bool = False) -> str:
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return terminal
+class Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
 
-    stream = Stream()
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def printed(header: Header, rows: list[Row], *, terminal: bool = False) -> str:
+    stream = Stream(terminal)
     render(header, rows, stream)
     return stream.getvalue()
 
@@ -79,3 +84,20 @@ def test_a_terminal_gets_the_same_cells() -> None:
     text = printed(Header("chai", FACTS, in_paper=True), ROWS, terminal=True)
     for cell in ("piqa", "69.00", "67.00", "-2.00"):
         assert cell in text
+
+
+def test_a_sweep_is_one_table_with_what_was_swept_over_in_front() -> None:
+    runs = [
+        ("method=mha", Header("mha", in_paper=True), [Row("piqa", "acc_norm", 100, 0.69, paper=79.8)]),
+        ("method=chai task=[piqa,boolq]", Header("chai", in_paper=True), ROWS[:1]),
+    ]
+    for terminal in (False, True):
+        stream = Stream(terminal)
+        render_sweep(runs, stream)
+        assert "method=chai task=[piqa,boolq]" in stream.getvalue()
+    stream = Stream(terminal=False)
+    render_sweep(runs, stream)
+    found = cells(stream.getvalue())
+    assert found[0][:6] == ["run", "task", "metric", "n", "MHA", "score"]
+    assert found[2] == ["method=mha", "piqa", "acc_norm", "100", "69.00", "–", "–", "–", "–"]
+    assert found[3][1:] == cells(printed(Header("chai", in_paper=True), ROWS[:1]))[2]
