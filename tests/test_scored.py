@@ -102,16 +102,18 @@ def test_a_version_of_what_computes_numbers_changes_the_key(package: str, monkey
     assert key() != before
 
 
-def test_a_changed_cluster_file_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_made_anew_with_other_counts_changes_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from chai_eval.methods import clusters
 
-    preset = tmp_path / "clusters" / "mine.json"
-    preset.parent.mkdir()
-    monkeypatch.setattr(clusters, "conf_dir", lambda: tmp_path)
-    preset.write_text(json.dumps({"runs": [[9, 17], [3, 13]]}))
-    before = key(with_method(clusters="mine"))
-    preset.write_text(json.dumps({"runs": [[9, 16], [3, 14]]}))
-    assert key(with_method(clusters="mine")) != before
+    file = tmp_path / "calibration" / "mine" / "calibration.json"
+    file.parent.mkdir(parents=True)
+    monkeypatch.setattr(clusters, "cache_dir", lambda: tmp_path)
+    file.write_text(json.dumps({"presets": {"balanced": {"clusters": [[9, 17], [3, 13]]}}}))
+    before = key(with_method(clusters="mine-balanced"))
+    file.write_text(json.dumps({"presets": {"balanced": {"clusters": [[9, 16], [3, 14]]}}}))
+    assert key(with_method(clusters="mine-balanced")) != before
 
 
 SAME = {

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -25,11 +24,6 @@ FORMS = "a preset, a list with one count per layer, or a run-length list such as
 MOST_LAYERS = 10_000
 
 
-def preset_files() -> dict[str, Path]:
-    """Files with cluster counts by preset name: our own under `conf/clusters`."""
-    return {file.stem: file for file in sorted((conf_dir() / "clusters").glob("*.json"))}
-
-
 def calibrated_presets() -> dict[str, list[list[int]]]:
     """Run-length lists of calibrations, as `<model>-balanced` and the like; a user's own go before those we ship."""
     found: dict[str, list[list[int]]] = {}
@@ -42,23 +36,20 @@ def calibrated_presets() -> dict[str, list[list[int]]]:
 
 
 def preset_runs(name: str) -> list[list[int]]:
-    """Run-length list of a preset: our own, one that the paper's authors published, or one of a calibration.
+    """Run-length list of a preset: one that the paper's authors published, or one of a calibration.
 
     Raises
     ------
     SettingError
         Where there is no such preset.
     """
-    own = preset_files()
-    if name in own:
-        return json.loads(own[name].read_text())["runs"]
     published: dict[str, Any] = json.loads((paper_dir() / "cluster_counts.json").read_text())
     if name in published:
         return published[name]["runs"]
     calibrated = calibrated_presets()
     if name in calibrated:
         return calibrated[name]
-    allowed = ", ".join(sorted({*own, *published, *calibrated}))
+    allowed = ", ".join(sorted({*published, *calibrated}))
     raise SettingError(f"method.clusters: no preset {name!r}; allowed: {allowed}, or a list of counts")
 
 

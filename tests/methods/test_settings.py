@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.methods.clusters import cluster_counts, preset_files, preset_runs
+from chai_eval.methods.clusters import calibrated_presets, cluster_counts, preset_runs
 from tests.attention.tiny import MODELS
 
 
@@ -51,8 +53,14 @@ def test_lists_and_run_lengths_mean_the_same() -> None:
     assert cluster_counts([[8, 1], [3, 2]], model) == cluster_counts([8, 3, 3], model) == (8, 3, 3)
 
 
-def test_every_preset_of_ours_states_runs_that_fill_its_layers_and_heads() -> None:
-    for name in preset_files():
+@pytest.mark.parametrize("model", ["smollm2_mha", "smollm2"])
+def test_every_shipped_preset_states_runs_that_fill_its_layers_and_heads(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHAI_EVAL_CACHE", str(tmp_path))  # without a calibration of the user's own
+    shipped = [name for name in calibrated_presets() if name.startswith(f"{model}-")]
+    assert sorted(shipped) == [f"{model}-{preset}" for preset in ("aggressive", "balanced", "conservative")]
+    for name in shipped:
         runs = preset_runs(name)
         assert all(1 <= count <= 9 and layers >= 1 for count, layers in runs), name
         assert sum(layers for _, layers in runs) == 30, name
