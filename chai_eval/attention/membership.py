@@ -10,10 +10,10 @@ from torch import Tensor
 
 Representative = Literal["first", "medoid"]
 
-# Distances are compared in steps of this: two that round to the same step are a tie. They are computed in float64 from
-# probabilities in float32: two heads that attend exactly alike then differ by rounding of about 1e-16, two that differ
-# at all by far more than 1e-9.
-TIE = 2.0**-30
+# Distances are compared in whole steps of this; those that round to the same step are a tie. They are computed in
+# float64 from probabilities in float32: two heads that attend exactly alike differ by rounding of about 1e-16. Heads
+# that nearly all look at one token differ by the square of the little that they look elsewhere, which may be 1e-10.
+TIE = 2.0**-40
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     Tensor [rows, heads], int64
         For each head the lowest head of its cluster.
     """
-    # A batch is small, so what a step costs is its number of operations. Distances are whole numbers of `TIE`: means
-    # of those are exact up to their one division, hence the same on every device, and ties are equal to the bit.
+    # A batch is small, so what a step costs is its number of operations. Distances are whole numbers of `TIE`, and so
+    # are means of them once rounded: the same on every device and in every batch, with ties that are equal to the bit.
     rows, heads, _ = distance.shape
     device, infinite = distance.device, float("inf")
     # What is no number (of a model gone wrong, which scoring tells) counts as nearest, so that clusters stay clusters.

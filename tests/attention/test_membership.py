@@ -90,3 +90,10 @@ def test_heads_that_hold_no_numbers_still_give_the_asked_count() -> None:
     found = membership_of(features, 3)
     assert [len(set(row)) for row in found.cluster.tolist()] == [3, 3, 3]
     assert found.cluster[0].tolist() == membership_of(features[:1], 3).cluster[0].tolist()
+
+
+def test_heads_that_nearly_all_look_at_the_first_token_are_told_apart() -> None:
+    elsewhere = torch.tensor([3e-5, 0.0, 1e-5])
+    features = torch.stack((torch.ones(3), 1 - elsewhere, elsewhere), dim=1)[None]
+    # Distances of 3.4e-10, 1.5e-10 and 4e-11: heads 1 and 2 are closest.
+    assert membership_of(features, 2).cluster.tolist() == [[0, 1, 1]]

@@ -63,3 +63,18 @@ def test_the_room_behind_the_keys_is_not_looked_at() -> None:
             query, torch.cat((key, room[:, :3]), 2), torch.cat((value, room), 2), membership, rows, 0.3
         )
     assert torch.equal(found, exact)
+
+
+def test_low_precision_rounds_a_sum_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    membership = membership_from_labels(torch.tensor([LOWEST]), 3)
+    rows = Rows.from_mask(None, 1, 61, torch.device("cpu"))
+    query, key, value = (torch.randn(1, n, 61, HEAD_DIM, generator=generator).bfloat16() for n in (3, 3, HEADS))
+    with torch.no_grad():
+        alone = shared_attention(query, key, value, membership, rows, 0.3)
+    two = Rows.from_mask(None, 2, 61, torch.device("cpu"))
+    together = shared_attention(
+        *(each.expand(2, -1, -1, -1) for each in (query, key, value)), membership.expand(2), two, 0.3
+    )
+    # Of a single rounding of the same sum to 8 bits, but for sums that lie at the edge of two.
+    assert (alone[0] == together[0]).float().mean() > 0.99

@@ -76,7 +76,8 @@ def attend(
     """
     count, queries = kept_query.shape[0], kept_query.shape[2]
     heads = membership.cluster.shape[1]
-    if count == 1 and not torch.is_grad_enabled():  # products are written in place, which no gradient passes
+    # Products are written in place, which no gradient passes; a GPU is better filled by the wide ones below.
+    if count == 1 and value.device.type == "cpu" and not torch.is_grad_enabled():
         return _attend_one_row(kept_query, kept_key, value, membership, rows, scaling, first, window)
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
@@ -117,7 +118,9 @@ def _attend_one_row(
     keys = rows.key_columns(first + queries)
     of_head = order // (len(cluster) // value.shape[1])
     beside = value[0, :, :keys].transpose(0, 1)[:, of_head].flatten(1)  # [keys, heads * head_dim]
-    out, plain = value.new_empty(queries, beside.shape[1]), rows.plain(window)
+    out = value.new_empty(queries, beside.shape[1])
+    # Added up in parts, a sum in low precision would be rounded several times.
+    in_parts = rows.plain(window) and out.dtype == torch.float32
     kept_query = kept_query * scaling
     for start, stop in query_blocks(queries, membership.clusters * kept_key.shape[2]):
         keys = rows.key_columns(first + stop)
@@ -126,7 +129,7 @@ def _attend_one_row(
         ).to(value.dtype)
         strips = zip(probabilities[0], beside[:keys].split(widths, 1), out[start:stop].split(widths, 1), strict=True)
         for shared, values, joint in strips:
-            everyone = first + start if plain else keys  # keys that all queries of the block may look at
+            everyone = first + start if in_parts else keys  # keys that all queries of the block may look at
             torch.mm(shared[:, :everyone], values[:everyone], out=joint)
             _add_triangle(shared[:, everyone:], values[everyone:], joint)
     return out.view(queries, -1, head_dim)[:, torch.argsort(order)].transpose(0, 1)[None]
@@ -137,8 +140,7 @@ def _add_triangle(shared: Tensor, values: Tensor, out: Tensor) -> None:
     queries = shared.shape[0]
     if shared.shape[1] < queries:
         return
-    # A sum that is rounded to low precision in several steps loses more than the time it wins.
-    if queries <= TRIANGLE_QUERIES or out.dtype != torch.float32:
+    if queries <= TRIANGLE_QUERIES:
         out.addmm_(shared, values)
         return
     half = queries // 2
