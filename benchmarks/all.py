@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import cache_bytes, decode, membership, model, prefill, scoring
 from benchmarks.common import RECORDS, Row, table
@@ -42,20 +43,29 @@ QUICK = {
         "3",
     ],
 }
+NAMES = {each.__name__.rpartition(".")[2]: each for each in QUICK}
 
 
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Run them all and print one table."""
     options = argparse.ArgumentParser(description=(__doc__ or "").strip())
     options.add_argument("--quick", action="store_true", help="see whether everything runs; its numbers mean nothing")
-    options.add_argument("--out", type=Path, default=RECORDS, help="folder of the records")
+    options.add_argument("--only", type=_named, default=list(QUICK), help=f"some of {', '.join(NAMES)}")
+    options.add_argument("--out", type=Path, default=RECORDS, help="folder of the records and of the table")
     arguments = options.parse_args(given)
     rows = []
-    for each, quick in QUICK.items():
+    for each in arguments.only:
         print(f"\n{each.__name__}\n")
-        rows += each.main([*(quick if arguments.quick else []), "--out", str(arguments.out)])
+        rows += each.main([*(QUICK[each] if arguments.quick else []), "--out", str(arguments.out)])
     print(f"\n{table(rows)}")
+    (arguments.out / "table.md").write_text(table(rows), encoding="utf-8")
     return rows
+
+
+def _named(text: str) -> list[Any]:
+    if unknown := sorted({*text.split(",")} - NAMES.keys()):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} given; allowed: {', '.join(NAMES)}")
+    return [NAMES[each] for each in text.split(",")]
 
 
 if __name__ == "__main__":
