@@ -58,7 +58,7 @@ class Row:
 def parser(text: str | None, *, repetitions: int) -> argparse.ArgumentParser:
     """Options of every benchmark."""
     options = argparse.ArgumentParser(description=(text or "").splitlines()[0])
-    options.add_argument("--repetitions", type=_positive, default=repetitions, help="timed repetitions")
+    options.add_argument("--repetitions", type=positive, default=repetitions, help="timed repetitions")
     options.add_argument("--device", default="cpu", help="cpu, cuda …")
     options.add_argument("--out", type=Path, default=RECORDS, help="folder of the records")
     return options
@@ -148,10 +148,11 @@ def copies_beyond_caches(nbytes: int) -> int:
 
 def numbers(text: str) -> list[int]:
     """`2048,4096` as numbers."""
-    return [_positive(each) for each in text.split(",")]
+    return [positive(each) for each in text.split(",")]
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """`64` as a number from 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} given; allowed: whole numbers from 1")

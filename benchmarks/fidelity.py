@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import RECORDS, provenance
+from benchmarks.common import RECORDS, positive, provenance
 from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import kv_saving, towards_elbows
@@ -29,7 +30,7 @@ from chai_eval.methods import Method, build_method
 from chai_eval.methods.calibrated import PRESETS, calibration
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
-from chai_eval.scoring.fidelity import Fidelity, fidelities
+from chai_eval.scoring.fidelity import Fidelity, Mean, fidelities, plain
 
 # Shares of the way to the elbows that are tried.
 SHARES = [step / 100 for step in range(5, 201)]
@@ -42,8 +43,8 @@ def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     options.add_argument("--calibration", help="a folder; the model's own by default")
     options.add_argument("--preset", default="balanced", choices=PRESETS)
     options.add_argument("--text", required=True, help="text that the calibration has not seen: a file, c4, passages")
-    options.add_argument("--tokens", type=int, default=256, help="tokens of a sequence")
-    options.add_argument("--sequences", type=int, default=64)
+    options.add_argument("--tokens", type=positive, default=256, help="tokens of a sequence")
+    options.add_argument("--sequences", type=positive, default=64)
     options.add_argument("--seed", type=int, default=99, help="order of the text")
     options.add_argument(
         "--counts", type=json.loads, help="cluster counts of your own to compare, such as [[9,17],[3,13]]"
@@ -108,13 +109,17 @@ def table(found: dict[str, Fidelity], savings: dict[str, float | None]) -> str:
             name,
             "–" if savings[name] is None else f"{100 * (savings[name] or 0):.1f} %",
             f"{each.divergence.value:.4f}",
-            f"{each.divergence.low:.4f} to {each.divergence.high:.4f}",
+            _interval(each.divergence),
             f"{100 * each.agreement.value:.1f} %",
             f"{each.perplexity:.2f} (MHA {each.baseline_perplexity:.2f})",
         ]
         for name, each in found.items()
     ]
     return "\n".join(markdown(columns, lines, left=1)) + "\n"
+
+
+def _interval(mean: Mean) -> str:
+    return "–" if math.isnan(mean.low) else f"{mean.low:.4f} to {mean.high:.4f}"
 
 
 def _write(
@@ -131,10 +136,7 @@ def _write(
             label: {
                 "kv_saving": methods[label][1],
                 "settings": {"name": methods[label][0].name, **methods[label][0].settings()},
-                "divergence": asdict(each.divergence),
-                "agreement": asdict(each.agreement),
-                "perplexity": each.perplexity,
-                "baseline_perplexity": each.baseline_perplexity,
+                **plain(each),
                 "sequences": each.sequences,
                 "per_sequence": each.samples["divergence"].round(6).tolist(),
             }
@@ -144,7 +146,9 @@ def _write(
         **provenance(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    path = arguments.out / f"{name}.json"
+    # One for each preset and text, so that none takes another's place.
+    text_name = re.sub(r"[^\w.]+", "-", text)
+    path = arguments.out / f"{name}-{arguments.preset}-{text_name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,8 @@ def compared(
 ) -> Mapping[str, Any] | None:
     """Return how close a method's next-token distributions are to plain attention's on a task's first documents.
 
-    What an earlier run stored is taken where it is about as many documents; else it is computed and takes its place.
+    What an earlier run stored is taken where it is about as many documents or more, the first of which count then;
+    else it is computed and takes its place.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def compared(
     Returns
     -------
     mapping or None
-        As the record has it; None where none is wanted, or no document has a token to predict.
+        As the record has it where it is about as many; None where none is wanted, or nothing is predicted.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def compared(
     with ranks.together(), ExitStack() as kept:
         if ranks.broadcast(ranks.first and _missing(folder, count, kept, ranks)):
             _compare(settings, loaded, method, prepared, folder, count, ranks)
-        stored: Mapping[str, Any] | None = ranks.broadcast(read_fidelity(folder.path, count) if ranks.first else None)
+        stored: Mapping[str, Any] | None = ranks.broadcast(_stored(folder, prepared, count) if ranks.first else None)
     return stored
 
 
@@ -67,6 +67,19 @@ def _missing(folder: ResultFolder, count: int, kept: ExitStack, ranks: Ranks) ->
         return False
     kept.enter_context(folder.held(ranks.pulse))
     return read_fidelity(folder.path, count) is None
+
+
+def _stored(folder: ResultFolder, prepared: PreparedTask, count: int) -> dict[str, Any] | None:
+    """What stands in the folder about the first documents of the task."""
+    from chai_eval.scoring.fidelity import summary
+    from chai_eval.scoring.task_fidelity import first_requests
+
+    samples = read_fidelity(folder.path, count)
+    if samples is None:
+        return None
+    # By their numbers: documents without a token to predict have no row.
+    samples = samples[samples["doc_id"].isin([each.doc_id for each in first_requests(prepared)[:count]])]
+    return _described(summary(samples), count) if len(samples) else None
 
 
 def _compare(
@@ -87,25 +100,12 @@ def _compare(
     if found is None:
         log.info("%s, %s: no document has a token to predict", folder.task, folder.method)
     elif ranks.first:
-        write_fidelity(folder.path, _summary(found, count), found.samples)
+        write_fidelity(folder.path, _described(found, count), found.samples)
         folder.tidy()
 
 
-def _summary(found: Fidelity, asked: int) -> dict[str, Any]:
-    """As plain JSON values, which have no nan: null where there is no interval."""
+def _described(found: Fidelity, asked: int) -> dict[str, Any]:
+    """As the record has it."""
+    from chai_eval.scoring.fidelity import plain
 
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    means = {
-        name: {"value": number(mean.value), "low": number(mean.low), "high": number(mean.high)}
-        for name, mean in (("divergence", found.divergence), ("agreement", found.agreement))
-    }
-    return {
-        "asked": asked,
-        "documents": found.sequences,
-        "tokens": found.tokens,
-        **means,
-        "perplexity": number(found.perplexity),
-        "baseline_perplexity": number(found.baseline_perplexity),
-    }
+    return {"asked": asked, "documents": found.sequences, "tokens": found.tokens, **plain(found)}

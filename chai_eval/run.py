@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chai_eval.compared import compared
 from chai_eval.errors import RunError, SettingError, failure_line
@@ -31,7 +31,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run ends with: the table's header and rows, what was measured, and the tasks that failed."""
+    """What a run ends with: the table's header and rows, what was measured, and what failed."""
 
     header: Header
     rows: tuple[Row, ...]
@@ -42,7 +42,8 @@ class Report:
 def run(settings: Settings, session: Session) -> Report:
     """Score a method and its baseline on the same documents, task by task.
 
-    A task that fails is reported and doesn't end the others.
+    A task that fails is reported and doesn't end the others; where only its comparison of next tokens does, its scores
+    are in the table all the same.
 
     Raises
     ------
@@ -69,7 +70,10 @@ def run(settings: Settings, session: Session) -> Report:
             other = fidelity = None
             if method.name != "mha":
                 other = result(settings, loaded, method, prepared, session.ranks)
-                fidelity = compared(settings, loaded, method, prepared, other.folder, session.ranks)
+                try:
+                    fidelity = compared(settings, loaded, method, prepared, other.folder, session.ranks)
+                except Exception as error:
+                    failures.append(_without_fidelity(name, error))
             paper = published(settings.model.paper, method.name, name)
             rows.append(row(name, primary_metric(name), mha, other, paper, fidelity))
         except Exception as error:
@@ -107,3 +111,9 @@ def failure(what: str, error: Exception) -> Failure:
     foreseen = isinstance(error, SettingError | RunError)
     trace = None if foreseen else "".join(traceback.format_exception(error))
     return Failure(what, failure_line(error), isinstance(error, SettingError), trace)
+
+
+def _without_fidelity(task: str, error: Exception) -> Failure:
+    """Describe an error that left finished scores without their comparison of next tokens: no wrong setting."""
+    found = failure(f"{task}, fidelity", error)
+    return replace(found, why=f"{found.why}; fidelity=0 leaves it out", setting=False)

@@ -87,7 +87,7 @@ class TaskSettings:
     Attributes
     ----------
     text
-        What the task `text` scores: `passages`, `c4` or the path of a file.
+        What the task `text` scores: `passages`, `c4` or the path of a file, of which plain text is cut into passages.
     """
 
     choice: str | tuple[str, ...] = "paper"
@@ -118,7 +118,7 @@ class Settings:
     task: TaskSettings = TaskSettings()
     seed: int = 1234
     batch_tokens: int | None = None
-    fidelity: int | None = 50
+    fidelity: int | None = 25
     results_dir: Path = Path("results")
     measure: MeasureSettings | None = None
     debug: bool = False

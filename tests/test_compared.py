@@ -13,12 +13,12 @@ import pytest
 
 from chai_eval.cli import main
 from chai_eval.cli.overrides import configuration, settings_of
-from chai_eval.errors import RunError
+from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.run import Report, run
 from chai_eval.scoring import task_fidelity as scoring
 from chai_eval.session import Session
-from chai_eval.settings import Settings
+from chai_eval.settings import MethodSettings, ModelSettings, Settings
 from chai_eval.store import read_record
 from chai_eval.store.status import list_results
 
@@ -40,6 +40,13 @@ def settings(tmp_path: Path) -> Settings:
     with configuration():
         made = settings_of(["model=tiny_llama_random", "model.device=cpu", "task=piqa", "limit=null", "fidelity=4"])
     return replace(made, results_dir=tmp_path / "results", task=replace(made.task, data_dir=tmp_path / "documents"))
+
+
+def test_defaults_in_python_are_those_of_the_configuration() -> None:
+    with configuration():
+        configured = settings_of(["limit=null"])
+    bare = Settings(ModelSettings(""), MethodSettings(""))
+    assert replace(configured, model=bare.model, method=bare.method) == bare
 
 
 def ended(settings: Settings, session: Session) -> Report:
@@ -96,19 +103,39 @@ def test_record_and_row_have_what_the_comparison_of_the_first_documents_gives(
     ]  # fmt: skip
 
 
-def test_what_stands_there_is_taken_for_as_many_documents_and_made_again_for_others(
+def test_what_stands_there_is_taken_for_as_many_documents_or_fewer_and_made_again_for_more(
     settings: Settings, session: Session, calls: list[int]
 ) -> None:
     first = ended(settings, session)
     assert ended(settings, session).rows == first.rows
     assert calls == [4]
-    ended(replace(settings, fidelity=2), session)
-    assert record(settings)["fidelity"]["documents"] == 2
+    stored = record(settings)
+    (row,) = ended(replace(settings, fidelity=2), session).rows
+    assert (calls, record(settings)) == ([4], stored)
+    samples = pd.read_parquet(folder(settings) / "fidelity.parquet")
+    assert (row.divergence, row.agreement) == (samples["divergence"][:2].mean(), samples["agreement"][:2].mean())
     everything = ended(replace(settings, fidelity=None), session)
     assert record(settings)["fidelity"]["documents"] == DOCUMENTS
     assert ended(replace(settings, fidelity=50), session).rows == everything.rows
-    assert calls == [4, 2, DOCUMENTS]
-    assert ended(settings, session).rows == first.rows
+    assert calls == [4, DOCUMENTS]
+    (row,) = ended(settings, session).rows
+    assert calls == [4, DOCUMENTS]
+    # The batches are others: float32.
+    assert row.divergence == pytest.approx(first.rows[0].divergence, rel=1e-4)
+
+
+def test_of_stored_documents_the_first_of_the_task_count_where_one_had_nothing_to_predict(
+    settings: Settings, session: Session, calls: list[int]
+) -> None:
+    ended(settings, session)
+    path = folder(settings) / "fidelity.parquet"
+    samples = pd.read_parquet(path)
+    samples[samples["doc_id"] != 1].to_parquet(path, index=False)
+    changed = record(settings)
+    changed["fidelity"]["documents"] = 3
+    (folder(settings) / "record.json").write_text(json.dumps(changed))
+    (row,) = ended(replace(settings, fidelity=2), session).rows
+    assert (row.divergence, calls) == (samples["divergence"][0], [4])
 
 
 def test_the_baseline_has_none_and_none_is_made_where_none_is_wanted(
@@ -180,22 +207,33 @@ def test_tidying_up_and_status_leave_it_alone(settings: Settings, session: Sessi
     assert not (folder(settings) / "journal.jsonl").exists()
 
 
-def test_a_comparison_that_fails_fails_its_task_alone_and_the_scores_stay(
-    settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [RunError, SettingError])
+def test_a_comparison_that_fails_leaves_the_scores_in_the_table_and_says_what_leaves_it_out(
+    settings: Settings,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: type[Exception],
 ) -> None:
     compare = scoring.task_fidelity
 
     def fails(model: Any, tokenizer: Any, method: Any, prepared: Any, *rest: Any, **others: Any) -> Any:
         if prepared.task_name == "piqa":
-            raise RunError("logits: not finite, first in layer 1")
+            raise error("logits: not finite, first in layer 1")
         return compare(model, tokenizer, method, prepared, *rest, **others)
 
     monkeypatch.setattr(scoring, "task_fidelity", fails)
-    both = replace(settings, task=replace(settings.task, choice=("piqa", "boolq")))
-    report = run(both, session)
-    assert [(each.what, each.why) for each in report.failures] == [("piqa", "logits: not finite, first in layer 1")]
-    assert [each.task for each in report.rows] == ["boolq"]
+    given = ["model=tiny_llama_random", "device=cpu", "task=[piqa,boolq]", "fidelity=4"]
+    given += [f"data_dir={settings.task.data_dir}", f"results_dir={settings.results_dir}", "limit=null"]
+    assert main(given, session=session) == 1
+    printed = capsys.readouterr()
+    assert printed.err.endswith("piqa, fidelity: logits: not finite, first in layer 1; fidelity=0 leaves it out\n")
+    piqa, boolq = (line.split("|") for line in printed.out.splitlines()[-2:])
+    assert [cell.strip() for cell in piqa[-3:-1]] == ["–", "–"]
+    assert float(piqa[5]) == pytest.approx(100 * record(settings)["metrics"]["acc_norm"]["value"], abs=0.01)
+    assert float(boolq[-3]) > 0
     assert {each.state for each in list_results(settings.results_dir)} == {"finished"}
+    assert main([*given, "fidelity=0"], session=session) == 0
 
 
 def test_a_single_document_has_no_interval_and_the_record_stays_plain_json(
@@ -219,7 +257,7 @@ def test_piqa_and_running_text_stand_in_one_table_with_both_columns(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert table[0][-2:] == ["KL", "same token (%)"]
-    assert [row[:3] for row in table[2:]] == [["piqa", "acc_norm", "4"], ["text", "word_perplexity", "4"]]
+    assert [row[:3] for row in table[2:]] == [["piqa", "acc_norm", "4"], ["text", "byte_perplexity", "4"]]
     for task, row in zip(("piqa", "text"), table[2:], strict=True):
         path = folder(settings, task=task)
         found = (read_record(path) or {})["fidelity"]

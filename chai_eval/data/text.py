@@ -107,8 +107,15 @@ def cut(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: in
     Yields
     ------
     Tensor [tokens], int64
+
+    Raises
+    ------
+    SettingError
+        For samples with no room for text.
     """
     start = _begin(tokenizer)
+    if tokens <= len(start):
+        raise SettingError(f"tokens: {tokens} given; allowed: a whole number from {len(start) + 1} up")
     held: list[int] = []
     complete = False
     for document in documents:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from lm_eval.api.instance import Instance
@@ -25,9 +25,6 @@ log = logging.getLogger(__name__)
 
 # Requests generated together; fixed, so that an interrupted run meets the same batches again.
 GENERATION_BATCH = 8
-
-
-_Work = TypeVar("_Work")
 
 
 class Scored(Protocol):
@@ -125,7 +122,7 @@ class PackedLM(HFLM):
         waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
         left = sum(len(batch.requests) for batch in waiting)
         with self._bar(len(asked), len(asked) - left) as bar:
-            for scores in self._in_rounds(waiting, lambda batch: self._score(batch, asked)):
+            for scores in self.ranks.rounds(waiting, lambda batch: self._score(batch, asked)):
                 self.journal.append_many([(keys[number], score) for number, score in scores])
                 bar.update(len(scores))
         found = [self.journal.get(key) for key in keys]
@@ -168,23 +165,10 @@ class PackedLM(HFLM):
         chunks = [order[start : start + GENERATION_BATCH] for start in range(0, len(order), GENERATION_BATCH)]
         waiting = [chunk for chunk in chunks if any(self.journal.get(keys[number]) is None for number in chunk)]
         with self._bar(len(requests), len(requests) - sum(map(len, waiting))) as bar:
-            for texts in self._in_rounds(waiting, written):
+            for texts in self.ranks.rounds(waiting, written):
                 self.journal.append_many([(keys[number], text) for number, text in texts])
                 bar.update(len(texts))
         return [self.journal.get(key) for key in keys]
-
-    def _in_rounds(
-        self, waiting: Sequence[_Work], score: Callable[[_Work], list[tuple[int, Any]]]
-    ) -> Iterator[list[tuple[int, Any]]]:
-        """Let each process score one of every round, and yield what all of them have scored.
-
-        Neighbours are of about equal length, so that nobody waits long for the others.
-        """
-        ranks = self.ranks
-        for start in range(0, len(waiting), ranks.size):
-            mine = waiting[start : start + ranks.size][ranks.rank : ranks.rank + 1]
-            gathered = ranks.gather([each for work in mine for each in score(work)])
-            yield [each for scores in gathered for each in scores]
 
     def _is_cut(self, request: Instance) -> bool:
         """Whether a prompt and what may be generated after it are longer than the model's positions."""

@@ -87,6 +87,11 @@ class Batch:
         """Numbers of the requests that the pass scores."""
         return [request for document in self.documents for request, _, _ in document.requests]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes."""
+        return sum(document.tokens for document in self.documents)
+
 
 @dataclass(frozen=True)
 class PackedInput:

@@ -6,11 +6,11 @@ Only Python objects are exchanged, over gloo: every process has the whole model,
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from chai_eval.errors import RunError, failure_line
 
@@ -19,6 +19,9 @@ from chai_eval.errors import RunError, failure_line
 TIMEOUT = timedelta(hours=1)
 
 _VALUE, _PULSE, _FAILED, _LEFT = "value", "pulse", "failed", "left"
+
+_Work = TypeVar("_Work")
+_Done = TypeVar("_Done")
 
 
 class OtherRankError(RunError):
@@ -68,6 +71,16 @@ class Ranks:
             kind, given = self._exchange(_VALUE, value if self.first else None)[0]
             if kind != _PULSE:
                 return given
+
+    def rounds(self, work: Sequence[_Work], do: Callable[[_Work], Iterable[_Done]]) -> Iterator[list[_Done]]:
+        """Let each process do one piece of every round of work, and yield what all of them have done in it.
+
+        Neighbours should take about equally long, so that nobody waits long for the others. Raises as `gather` does.
+        """
+        for start in range(0, len(work), self.size):
+            mine = work[start : start + self.size][self.rank : self.rank + 1]
+            gathered = self.gather([each for piece in mine for each in do(piece)])
+            yield [each for done in gathered for each in done]
 
     def pulse(self) -> None:
         """Let the others know that the first process, whose `broadcast` they wait for, is still alive."""

@@ -37,7 +37,7 @@ class ResultFolder:
     """`<results_dir>/<model>/<task>/<method>-<key>/`, and the lock that belongs to it.
 
     While a result is being scored the folder holds the journal and a note on the attempt; when it is finished,
-    the record and the samples alone.
+    the record and the samples, beside them the documents on which it was compared with plain attention, if it was.
     """
 
     results_dir: Path

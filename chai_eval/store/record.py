@@ -63,10 +63,15 @@ def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.Dat
     _write(directory, {**record, "fidelity": dict(fidelity)}, FIDELITY, samples)
 
 
-def read_fidelity(directory: Path, asked: int) -> dict[str, Any] | None:
-    """Read how close a result is to plain attention; None where nobody asked that about so many documents.
+def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
+    """Read how close a result is to plain attention; None where nobody asked that about so many documents or more.
 
     Also None where the documents that belong to it are missing or are those of another number: a kill left them.
+
+    Returns
+    -------
+    DataFrame or None
+        As `write_fidelity` was given it: of all the documents that were asked about, not `asked` of them alone.
 
     Raises
     ------
@@ -75,13 +80,14 @@ def read_fidelity(directory: Path, asked: int) -> dict[str, Any] | None:
     """
     record = read_record(directory)
     fidelity = None if record is None else record.get("fidelity")
-    if not isinstance(fidelity, dict) or fidelity.get("asked") != asked:
+    there = fidelity.get("asked") if isinstance(fidelity, dict) else None
+    if fidelity is None or not isinstance(there, int) or there < asked:
         return None
     try:
-        documents = pq.read_metadata(directory / FIDELITY).num_rows
+        samples = pd.read_parquet(directory / FIDELITY)
     except (OSError, ValueError):
         return None
-    return fidelity if documents == fidelity.get("documents") else None
+    return samples if len(samples) == fidelity.get("documents") else None
 
 
 def _write(directory: Path, record: Mapping[str, Any], name: str, samples: pd.DataFrame) -> None:

@@ -53,6 +53,12 @@ def test_text_shorter_than_one_sample_is_one_sample() -> None:
     assert 2 <= len(only) < 50
 
 
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_samples_without_room_for_text_are_refused_rather_than_cut_for_ever(tokens: int) -> None:
+    with pytest.raises(SettingError, match=f"^tokens: {tokens} given; allowed: a whole number from 2 up$"):
+        next(cut(["ab"], byte_tokenizer(), tokens))
+
+
 def test_batches_keep_the_order() -> None:
     stacked = list(batches([torch.tensor([at]) for at in range(5)], 2))
     assert [each[:, 0].tolist() for each in stacked] == [[0, 1], [2, 3], [4]]

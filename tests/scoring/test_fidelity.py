@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
+from chai_eval.scoring import compare as passes
 from chai_eval.scoring import fidelity as module
-from chai_eval.scoring.fidelity import fidelities, fidelity
+from chai_eval.scoring.fidelity import fidelities, fidelity, plain, summary
 
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen jugs.", "Sphinx, judge my vow!"]
 TOKENS = 20
@@ -23,7 +29,7 @@ def tiny():  # type: ignore[no-untyped-def]
 def test_equals_distributions_compared_one_token_at_a_time(tiny, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     model, tokenizer = tiny
     method = build_method("chai", clusters=[[2, 4]])
-    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 3 * model.config.vocab_size)  # blocks that don't divide a sequence
+    monkeypatch.setattr(passes, "BLOCK_ELEMENTS", 3 * model.config.vocab_size)  # blocks that don't divide a sequence
     found = fidelity(model, tokenizer, method, TEXTS, tokens=TOKENS)
     divergences, agreements, log_likelihoods = [], [], []
     for ids in module.cut(TEXTS, tokenizer, TOKENS):
@@ -69,3 +75,47 @@ def test_so_many_sequences_and_no_more(tiny) -> None:  # type: ignore[no-untyped
 def test_without_text_there_is_nothing_to_compare(tiny) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SettingError, match="text: "):
         fidelity(*tiny, build_method("mha"), [])
+
+
+def samples(divergence: list[float], agreement: list[float]) -> pd.DataFrame:
+    likelihoods = dict.fromkeys(("log_likelihood", "baseline_log_likelihood"), -1.0)
+    return pd.DataFrame({"tokens": 5, "divergence": divergence, "agreement": agreement, **likelihoods})
+
+
+def test_an_interval_is_students_and_none_where_all_sequences_have_the_same_value() -> None:
+    divergence = [0.1, 0.2, 0.4]
+    found = summary(samples(divergence, [1.0, 1.0, 1.0]))
+    expected = stats.t.interval(0.95, 2, np.mean(divergence), stats.sem(divergence))
+    assert found.divergence.high == pytest.approx(expected[1])
+    assert found.agreement.value == 1
+    assert math.isnan(found.agreement.low)
+    assert math.isnan(found.agreement.high)
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_as_json_a_missing_interval_is_null(sequences: int) -> None:
+    described = plain(summary(samples([0.25] * sequences, [0.5] * sequences)))
+    assert json.loads(json.dumps(described, allow_nan=False)) == {
+        "divergence": {"value": 0.25, "low": None, "high": None},
+        "agreement": {"value": 0.5, "low": None, "high": None},
+        "perplexity": pytest.approx(math.e),
+        "baseline_perplexity": pytest.approx(math.e),
+    }
+
+
+def test_methods_are_put_in_once_for_all_sequences_whose_logits_are_held(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny
+    method = build_method("chai", clusters=[[2, 4]])
+    entered: list[str] = []
+    applied = type(method).applied
+
+    def noting(self: Any, model: Any) -> Any:
+        entered.append(self.name)
+        return applied(self, model)
+
+    monkeypatch.setattr(type(method), "applied", noting)
+    found = fidelity(model, tokenizer, method, TEXTS, tokens=TOKENS, batch_tokens=TOKENS)
+    assert found.sequences > 3
+    assert entered == ["chai"]

@@ -14,11 +14,11 @@ from lm_eval.api.instance import Instance
 
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
-from chai_eval.scoring import fidelity as core
+from chai_eval.scoring import compare as core
 from chai_eval.scoring.evaluate import PreparedTask, prepare, score
 from chai_eval.scoring.pack import ScoringRequest
 from chai_eval.scoring.ranks import Ranks
-from chai_eval.scoring.task_fidelity import request_tokens, task_fidelity
+from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
 from chai_eval.scoring.tasks import load_task
 from tests.scoring.test_ranks import together
 
@@ -102,25 +102,58 @@ def test_means_are_over_documents_and_perplexity_over_tokens(tiny: tuple[Any, An
     assert found.perplexity == pytest.approx(math.exp(-total / found.tokens))
 
 
-def test_no_more_logits_are_held_than_fit_and_a_longer_document_is_compared_in_parts(
+class Watched:
+    """CHAI, which notes when it is put in, and how many tokens its passes and plain attention's have."""
+
+    def __init__(self, model: Any, patch: pytest.MonkeyPatch) -> None:
+        self.passes: list[tuple[str, list[int]]] = []
+        for name in ("mha", "chai"):
+            made = type(build_method(name, **METHODS.get(name, {})))
+            patch.setattr(made, "applied", self._noting(name, made.applied))
+        forward = model.forward
+
+        def counted(*args: Any, **given: Any) -> Any:
+            self.passes[-1][1].append(given["input_ids"].shape[1])
+            return forward(*args, **given)
+
+        patch.setattr(model, "forward", counted)
+
+    def _noting(self, name: str, applied: Any) -> Any:
+        def noting(method: Any, model: Any) -> Any:
+            self.passes.append((name, []))
+            return applied(method, model)
+
+        return noting
+
+
+def test_no_more_logits_are_held_than_fit_but_those_of_a_longer_document_which_has_one_pass(
     tiny: tuple[Any, Any], prepared: PreparedTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = compared(tiny, prepared)
-    held: list[int] = []
-    compare = core._compare
-
-    def noting(expected: torch.Tensor, given: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        assert expected.shape == given.shape
-        held.append(expected.numel() * expected.element_size())
-        return compare(expected, given, target)
-
-    most = 50 * tiny[0].config.vocab_size * 4
-    monkeypatch.setattr(core, "LOGITS_BYTES", most)
-    monkeypatch.setattr(core, "_compare", noting)
+    lengths = sorted(whole["tokens"])
+    most = lengths[-1] - 1  # all fit but the longest
+    monkeypatch.setattr(core, "LOGITS_BYTES", 40 * tiny[0].config.vocab_size * 4)
+    monkeypatch.setattr(core, "HELD_BYTES", most * tiny[0].config.vocab_size * 4)
+    watched = Watched(tiny[0], monkeypatch)
     parts = compared(tiny, prepared)
-    assert max(held) <= most
-    assert len(held) > len(GOALS)
     np.testing.assert_allclose(parts[VALUES], whole[VALUES], rtol=1e-4, atol=1e-5)
+    plain, clustered = watched.passes[::2], watched.passes[1::2]
+    assert len(plain) > 1
+    assert ["mha"] * len(plain) == [name for name, _ in plain]
+    # Each method runs over the same passes, once.
+    assert [tokens for _, tokens in plain] == [tokens for _, tokens in clustered]
+    assert sum(sum(tokens) for _, tokens in plain) == sum(lengths)
+    assert plain[0][1] == [lengths[-1]]
+    assert all(sum(tokens) <= most for _, tokens in plain[1:])
+    assert any(len(tokens) > 1 for _, tokens in plain)
+
+
+def test_a_method_is_put_in_once_where_all_fits(
+    tiny: tuple[Any, Any], prepared: PreparedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tiny[0], monkeypatch)
+    compared(tiny, prepared, batch_tokens=1)
+    assert [(name, len(tokens)) for name, tokens in watched.passes] == [("mha", len(GOALS)), ("chai", len(GOALS))]
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -135,6 +168,45 @@ def test_several_processes_share_the_passes_and_find_what_one_does_to_the_bit(
     alone = compared(tiny, prepared, batch_tokens=80)
     for found in together(size, work):
         pd.testing.assert_frame_equal(found, alone, check_exact=True)
+
+
+def test_scores_are_shared_after_every_round_of_passes_and_the_bar_counts_those_of_all(
+    tiny: tuple[Any, Any], prepared: PreparedTask
+) -> None:
+    models = [load_model("tiny_llama_random", device="cpu") for _ in range(2)]
+    tokens = request_tokens(*tiny, first_requests(prepared))
+
+    def work(ranks: Ranks) -> list[int]:
+        done: list[int] = []
+        method = build_method("chai", **METHODS["chai"])
+        core.compare(models[ranks.rank][0], {"chai": method}, tokens, 1, ranks=ranks, after=done.append)
+        return done
+
+    assert together(1, work) == [[1] * len(GOALS)]
+    assert together(2, work) == [[2, 2, 1]] * 2
+
+
+def test_no_process_holds_more_logits_than_fit(
+    tiny: tuple[Any, Any], prepared: PreparedTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 130
+    monkeypatch.setattr(core, "HELD_BYTES", most * tiny[0].config.vocab_size * 4)
+    held: list[list[list[int]]] = []
+    split = core._held_together
+
+    def noting(plan: Any, most: int, size: int) -> Any:
+        parts = split(plan, most, size)
+        held.extend([[batch.tokens for batch in part[rank::size]] for rank in range(size)] for part in parts)
+        return parts
+
+    monkeypatch.setattr(core, "_held_together", noting)
+    models = [load_model("tiny_llama_random", device="cpu") for _ in range(2)]
+    alone = compared(tiny, prepared, batch_tokens=1)
+    held.clear()
+    for found in together(2, lambda ranks: compared(models[ranks.rank], prepared, batch_tokens=1, ranks=ranks)):
+        pd.testing.assert_frame_equal(found, alone, check_exact=True)
+    assert any(len(tokens) > 1 for part in held for tokens in part)
+    assert all(len(tokens) <= 1 or sum(tokens) <= most for part in held for tokens in part)
 
 
 def asked(kind: str, *arguments: Any) -> Instance:
@@ -178,7 +250,7 @@ def test_running_text_has_the_log_likelihood_that_scoring_gives_it(tiny: tuple[A
     for column, scorer in (("baseline_log_likelihood", build_method("mha")), ("log_likelihood", method)):
         scored = score(*tiny, scorer, text, progress=False)
         assert scored is not None
-        likelihoods = [json.loads(each)[0] for each in scored.samples["word_perplexity"]]
+        likelihoods = [json.loads(each)[0] for each in scored.samples["byte_perplexity"]]
         # Sums over a few dozen tokens in float32.
         np.testing.assert_allclose(samples[column] * samples["tokens"], likelihoods, rtol=1e-5)
 

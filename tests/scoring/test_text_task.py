@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from chai_eval.models import load_model
 from chai_eval.resources import tasks_dir
 from chai_eval.scoring.evaluate import prepare, score
 from chai_eval.scoring.tasks import check_text, load_task, primary_metric, task_names
+from chai_eval.store import write_record
 
-METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+METRICS = ("byte_perplexity", "bits_per_byte")
 POSITIONS = 64
 # Of one window and of several; nothing that wikitext's own clean-up would change.
 TEXTS = ["A few words", "Some more words, and a line end\nin between", "Far too many words for one window. " * 9]
@@ -94,23 +95,31 @@ def test_under_every_method_a_text_has_the_score_of_its_windows_alone(
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
     with method.applied(model):
         expected = stock.loglikelihood_rolling(prepared.task.instances, disable_tqdm=True)
-    found = [json.loads(each)[0] for each in ours.samples["word_perplexity"]]
+    found = [json.loads(each)[0] for each in ours.samples["byte_perplexity"]]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_words_and_bytes_are_counted_as_wikitext_counts_them(tiny: tuple[Any, Any], text: str) -> None:
-    scored = score(*tiny, build_method("mha"), prepare(load_task("text", text=text), limit=2, seed=1), progress=False)
+def test_text_with_few_spaces_has_a_perplexity_and_a_record_as_any_other(tiny: tuple[Any, Any], tmp_path: Path) -> None:
+    """Per word it would be beyond what a float holds."""
+    path = tmp_path / "a.txt"
+    path.write_text("注意力头" * 125, encoding="utf-8")
+    prepared = prepare(load_task("text", text=str(path)), limit=None, seed=1)
+    scored = score(*tiny, build_method("mha"), prepared, progress=False)
     assert scored is not None
-    words = [json.loads(each)[1] for each in scored.samples["word_perplexity"]]
-    assert words == [len(re.split(r"\s+", each)) for each in TEXTS[:2]]
+    ((likelihood, units),) = (json.loads(each) for each in scored.samples["byte_perplexity"])
+    assert units == 1500
+    assert -likelihood > math.log(sys.float_info.max)  # the text is one word
+    assert scored.metrics["byte_perplexity"]["value"] == pytest.approx(math.exp(-likelihood / units))
+    write_record(tmp_path / "result", {"n_documents": 1, "metrics": scored.metrics}, scored.samples)
 
 
-def test_its_file_says_what_wikitexts_says_but_for_the_documents() -> None:
+def test_its_file_says_what_wikitexts_says_but_for_the_documents_and_words() -> None:
     ours = load_yaml(tasks_dir() / "text.yaml")
     stock = load_yaml(Path(lm_eval.__file__).parent / "tasks" / "wikitext" / "wikitext.yaml")
     assert ours["output_type"] == stock["output_type"]
-    assert [each["metric"] for each in ours["metric_list"]] == [each["metric"] for each in stock["metric_list"]]
-    assert primary_metric("text") == "word_perplexity"
+    metrics = [each["metric"] for each in ours["metric_list"]]
+    assert ["word_perplexity", *metrics] == [each["metric"] for each in stock["metric_list"]]
+    assert primary_metric("text") == metrics[0] == "byte_perplexity"
     assert task_names(["piqa", "text"]) == ["piqa", "text"]
 
 
