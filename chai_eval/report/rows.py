@@ -74,7 +74,7 @@ def describe(settings: Settings, loaded: LoadedModel, method: Method) -> Header:
     model, task = settings.model, settings.task
     source = f" ({model.path})" if model.path else ""
     weights = ", random weights" if model.weights == "random" else ""
-    options = "".join(f", {name} {_brief(value)}" for name, value in method.settings().items())
+    options = "".join(f", {name} {brief(value)}" for name, value in method.settings().items())
     documents = "all" if task.limit is None else f"the first {task.limit} of each task"
     facts = (
         ("model", f"{model.name}{source}{weights}, {loaded.dtype} on {loaded.device}"),
@@ -136,8 +136,10 @@ def _parts(result: Result, metric: str) -> NDArray[np.float64] | None:
     return parts if parts.shape == (len(column), 2) and (parts[:, 1] > 0).all() else None
 
 
-def _brief(value: Any) -> str:
-    """Write cluster counts as runs: `9×17 3×13` for 17 layers of 9 and 13 of 3."""
+def brief(value: Any) -> str:
+    """Write cluster counts as runs, `9×17 3×13` for 17 layers of 9 and 13 of 3, and a calibration by its hash."""
+    if isinstance(value, dict) and "sha256" in value:
+        return " ".join(["of calibration", value["sha256"][:8], *(str(value[key]) for key in value if key != "sha256")])
     if not isinstance(value, list | tuple) or not value:
         return str(value)
     if all(isinstance(run, list | tuple) and len(run) == 2 for run in value):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from chai_eval.report.rows import row
+from chai_eval.report.rows import brief, row
 
 WORDS = [10, 25, 40, 7]
 LIKELIHOODS = {"mha": [-30.0, -70.0, -130.0, -22.0], "chai": [-33.0, -71.0, -128.0, -25.0]}
@@ -85,3 +85,8 @@ def test_shares_of_documents_keep_their_own_interval() -> None:
 def test_a_row_has_the_fidelity_of_the_record(fidelity: Any, expected: tuple[float | None, float | None]) -> None:
     found = row("text", None, made("word_perplexity", "mha"), made("word_perplexity", "chai"), None, fidelity)
     assert (found.divergence, found.agreement) == expected
+
+
+def test_a_calibration_is_named_by_the_start_of_its_hash_and_counts_by_runs() -> None:
+    assert brief({"sha256": "0123456789abcdef", "preset": "balanced"}) == "of calibration 01234567 balanced"
+    assert brief([9, 9, 3]) == brief([[9, 2], [3, 1]]) == "9×2 3×1"
