@@ -20,7 +20,7 @@ from chai_eval.settings import ModelSettings
 
 MIB = 1 << 20
 # Layers, heads and head dimension are the models' own; what does not enter the cache is small.
-SMALL = {"hidden_size": 128, "head_dim": 128, "intermediate_size": 128, "vocab_size": 288}
+SMALL = {"head_dim": 128, "intermediate_size": 128, "vocab_size": 288}
 
 
 def main(given: Sequence[str] | None = None) -> list[Row]:
@@ -43,7 +43,8 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
 def shaped(name: str) -> ModelSettings:
     """The attention of a model as it is, everything else small, with random weights."""
     settings = model_settings(name)
-    config = {**settings.config, **SMALL}
+    # transformers wants a multiple of the number of heads, though head_dim is given.
+    config = {**settings.config, **SMALL, "hidden_size": 4 * settings.config["num_attention_heads"]}
     return replace(
         settings, path=None, weights="random", tokenizer="builtin", dtype="float32", device="cpu", config=config
     )
