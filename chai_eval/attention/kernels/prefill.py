@@ -14,8 +14,8 @@ from chai_eval.attention.rows import Rows
 # Queries taken at a time: a block looks only at keys up to its last query, so smaller blocks leave more of what is
 # masked uncomputed, and larger ones make wider products.
 BLOCK_QUERIES = 256
-# Within a block, the square above the diagonal is left out down to so many queries.
-TRIANGLE_QUERIES = 64
+# The same where squares above the diagonal are left out, down to so many queries: a larger block then wastes nothing.
+WIDE_BLOCK_QUERIES, TRIANGLE_QUERIES = 512, 64
 # Elements of probabilities held at once, over all rows and clusters. In float32 this is 64 MiB.
 BLOCK_ELEMENTS = 1 << 24
 
@@ -82,7 +82,7 @@ def attend(
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
     kept_query = kept_query * scaling
-    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2]):
+    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2], BLOCK_QUERIES):
         keys = rows.key_columns(first + stop)
         probabilities = block_probabilities(
             kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, first + start, window
@@ -122,7 +122,8 @@ def _attend_one_row(
     # Added up in parts, a sum in low precision would be rounded several times.
     in_parts = rows.plain(window) and out.dtype == torch.float32
     kept_query = kept_query * scaling
-    for start, stop in query_blocks(queries, membership.clusters * kept_key.shape[2]):
+    block = WIDE_BLOCK_QUERIES if in_parts else BLOCK_QUERIES
+    for start, stop in query_blocks(queries, membership.clusters * kept_key.shape[2], block):
         keys = rows.key_columns(first + stop)
         probabilities = block_probabilities(
             kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, first + start, window
@@ -170,9 +171,9 @@ def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, wind
     return scores.softmax(-1, dtype=torch.float32)
 
 
-def query_blocks(queries: int, per_query: int) -> Iterator[tuple[int, int]]:
-    """Ranges of queries; one with `per_query` probabilities for each fits both bounds."""
-    size = max(min(BLOCK_ELEMENTS // per_query, BLOCK_QUERIES), 1)
+def query_blocks(queries: int, per_query: int, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `most` queries, whose probabilities, `per_query` for each, are at most `BLOCK_ELEMENTS`."""
+    size = max(min(BLOCK_ELEMENTS // per_query, most), 1)
     for start in range(0, queries, size):
         yield start, min(start + size, queries)
 
