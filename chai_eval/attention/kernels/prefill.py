@@ -142,11 +142,11 @@ def _add_triangle(shared: Tensor, values: Tensor, out: Tensor) -> None:
     if shared.shape[1] < queries:
         return
     if queries <= TRIANGLE_QUERIES:
-        out.addmm_(shared, values)
+        torch.addmm(out, shared, values, out=out)
         return
     half = queries // 2
     _add_triangle(shared[:half, :half], values[:half], out[:half])
-    out[half:].addmm_(shared[half:, :half], values[:half])
+    torch.addmm(out[half:], shared[half:, :half], values[:half], out=out[half:])
     _add_triangle(shared[half:, half:], values[half:], out[half:])
 
 
