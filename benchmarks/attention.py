@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,10 @@ def row(
     causal = queries == keys
     check(layers[0], causal)
     seconds = in_turn(
-        {"sdpa": lambda: plain(layers, causal), "clustered": lambda: [each.clustered() for each in layers]},
+        {
+            "sdpa": lambda: one_by_one(layers, lambda each: plain(each, causal)),
+            "clustered": lambda: one_by_one(layers, LayerTensors.clustered),
+        },
         device,
         repetitions=repetitions,
     )
@@ -50,12 +53,15 @@ def row(
     )
 
 
-def plain(layers: Sequence[LayerTensors], causal: bool) -> list[Tensor]:
+def one_by_one(layers: Sequence[LayerTensors], attend: Callable[[LayerTensors], Tensor]) -> None:
+    """Attend layer after layer, and let go of each output as a model does: kept, they would cost fresh memory."""
+    for each in layers:
+        attend(each)
+
+
+def plain(layer: LayerTensors, causal: bool) -> Tensor:
     """Every head by its own scores, by PyTorch's own kernel."""
-    return [
-        scaled_dot_product_attention(each.query, each.key, each.value, is_causal=causal, scale=each.scaling)
-        for each in layers
-    ]
+    return scaled_dot_product_attention(layer.query, layer.key, layer.value, is_causal=causal, scale=layer.scaling)
 
 
 def check(layer: LayerTensors, causal: bool) -> None:

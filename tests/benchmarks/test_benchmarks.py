@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import all as all_of_them
 from benchmarks import attention, cache_bytes, decode, membership, prefill
 from benchmarks.attention_shapes import LayerTensors, layer_tensors
 from benchmarks.common import Row, table
@@ -51,3 +52,9 @@ def test_the_table_says_what_is_promised_and_whether_it_is_kept() -> None:
     lines = table([kept, broken, unpromised]).splitlines()[2:]
     assert [line.split("|")[-2].strip() for line in lines] == ["yes", "NO", "–"]
     assert "98.3 %" in lines[0]
+
+
+def test_the_table_that_is_written_has_the_rows_of_every_record(tmp_path: Path) -> None:
+    (first,) = membership.main(["--requests", "5", "--repetitions", "1", "--out", str(tmp_path)])
+    (second,) = prefill.main(["--queries", "32", "--repetitions", "1", "--out", str(tmp_path)])
+    assert table(all_of_them.recorded(tmp_path)) == table([second, first])
