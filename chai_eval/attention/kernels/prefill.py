@@ -81,13 +81,10 @@ def attend(
         return _attend_one_row(kept_query, kept_key, value, membership, rows, scaling, first, window)
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
-    kept_query = kept_query * scaling
-    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2], BLOCK_QUERIES):
-        keys = rows.key_columns(first + stop)
-        probabilities = block_probabilities(
-            kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, first + start, window
-        ).to(value.dtype)
-        block = out[:, :, start:stop]
+    for start, stop, probabilities in probability_blocks(
+        kept_query * scaling, kept_key, rows, first, window, BLOCK_QUERIES
+    ):
+        keys, block = probabilities.shape[-1], out[:, :, start:stop]
         for group, beside in values:
             # Where all clusters are of one size they stand in order, and need no copy.
             shared = probabilities.flatten(0, 1) if len(values) == 1 else probabilities[group.row, group.cluster]
@@ -121,16 +118,12 @@ def _attend_one_row(
     out = value.new_empty(queries, beside.shape[1])
     # Added up in parts, a sum in low precision would be rounded several times.
     in_parts = rows.plain(window) and out.dtype == torch.float32
-    kept_query = kept_query * scaling
-    block = WIDE_BLOCK_QUERIES if in_parts else BLOCK_QUERIES
-    for start, stop in query_blocks(queries, membership.clusters * kept_key.shape[2], block):
-        keys = rows.key_columns(first + stop)
-        probabilities = block_probabilities(
-            kept_query[:, :, start:stop], kept_key[:, :, :keys], rows, first + start, window
-        ).to(value.dtype)
+    most = WIDE_BLOCK_QUERIES if in_parts else BLOCK_QUERIES
+    for start, stop, probabilities in probability_blocks(kept_query * scaling, kept_key, rows, first, window, most):
+        keys = probabilities.shape[-1]
+        everyone = first + start if in_parts else keys  # keys that all queries of the block may look at
         strips = zip(probabilities[0], beside[:keys].split(widths, 1), out[start:stop].split(widths, 1), strict=True)
         for shared, values, joint in strips:
-            everyone = first + start if in_parts else keys  # keys that all queries of the block may look at
             torch.mm(shared[:, :everyone], values[:everyone], out=joint)
             _add_triangle(shared[:, everyone:], values[everyone:], joint)
     return out.view(queries, -1, head_dim)[:, torch.argsort(order)].transpose(0, 1)[None]
@@ -148,6 +141,31 @@ def _add_triangle(shared: Tensor, values: Tensor, out: Tensor) -> None:
     _add_triangle(shared[:half, :half], values[:half], out[:half])
     torch.addmm(out[half:], shared[half:, :half], values[:half], out=out[half:])
     _add_triangle(shared[half:, half:], values[half:], out[half:])
+
+
+def probability_blocks(
+    query: Tensor, key: Tensor, rows: Rows, first: int, window: int | None, most: int
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Probabilities of the representatives, block of queries by block, in the precision of the keys.
+
+    Parameters
+    ----------
+    query : Tensor [rows, clusters, queries, head_dim]
+        From column `first` on, scaled.
+    key : Tensor [rows, clusters, keys, head_dim]
+    most : int
+        Queries of a block.
+
+    Yields
+    ------
+    start, stop : int
+        The block's queries among those given.
+    probabilities : Tensor [rows, clusters, stop - start, keys up to the last that the block may look at]
+    """
+    count, clusters, queries, _ = query.shape
+    for start, stop in query_blocks(queries, count * clusters * key.shape[2], most):
+        seen = key[:, :, : rows.key_columns(first + stop)]
+        yield start, stop, block_probabilities(query[:, :, start:stop], seen, rows, first + start, window).to(key.dtype)
 
 
 def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, window: int | None) -> Tensor:
