@@ -25,18 +25,13 @@ from chai_eval.resources import tasks_dir
 from chai_eval.scoring.evaluate import prepare, score
 from chai_eval.scoring.tasks import check_text, load_task, primary_metric, task_names
 from chai_eval.store import write_record
+from tests.scoring.test_task_fidelity import METHODS as LIKEWISE
 
 METRICS = ("byte_perplexity", "bits_per_byte")
 POSITIONS = 64
 # Of one window and of several; nothing that wikitext's own clean-up would change.
 TEXTS = ["A few words", "Some more words, and a line end\nin between", "Far too many words for one window. " * 9]
-METHODS = {
-    "mha": {},
-    "chai": {"clusters": [[2, 4]]},
-    "v_reuse": {"clusters": [[3, 4]]},
-    "spatten": {"token_sparsity": 0.3, "spare_layers": 1},
-    "dejavu": {"sparsity": 0.5},
-}
+METHODS = {"mha": {}, **LIKEWISE}
 
 
 @pytest.fixture(scope="module")
