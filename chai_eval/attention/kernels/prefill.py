@@ -16,6 +16,8 @@ from chai_eval.attention.rows import Rows
 BLOCK_QUERIES = 256
 # The same where squares above the diagonal are left out, down to so many queries: a larger block then wastes nothing.
 WIDE_BLOCK_QUERIES, TRIANGLE_QUERIES = 512, 64
+# Queries whose products with keys are computed at a time, where those ahead are left out.
+SCORE_QUERIES = 128
 # Elements of probabilities held at once, over all rows and clusters. In float32 this is 64 MiB.
 BLOCK_ELEMENTS = 1 << 24
 
@@ -76,8 +78,7 @@ def attend(
     """
     count, queries = kept_query.shape[0], kept_query.shape[2]
     heads = membership.cluster.shape[1]
-    # Products are written in place, which no gradient passes; a GPU is better filled by the wide ones below.
-    if count == 1 and value.device.type == "cpu" and not torch.is_grad_enabled():
+    if in_place(value):
         return _attend_one_row(kept_query, kept_key, value, membership, rows, scaling, first, window)
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
@@ -104,29 +105,29 @@ def _attend_one_row(
     first: int,
     window: int | None,
 ) -> Tensor:
-    """The same for a single request: heads are put in the order of their clusters once, on the way in and out.
+    """The same for a single request, cluster by cluster, so that what is held besides the output stays small.
 
-    A cluster's values are then a strip of one matrix, and its output a strip of another.
+    Memory that a call frees, the allocator may give back to the system; the next call then pays to get it again.
     """
     queries, head_dim = kept_query.shape[2], value.shape[-1]
-    cluster = membership.cluster[0]
-    order = torch.argsort(cluster, stable=True)
-    widths = [size * head_dim for size in torch.bincount(cluster, minlength=membership.clusters).tolist()]
-    keys = rows.key_columns(first + queries)
-    of_head = order // (len(cluster) // value.shape[1])
-    beside = value[0, :, :keys].transpose(0, 1)[:, of_head].flatten(1)  # [keys, heads * head_dim]
-    out = value.new_empty(queries, beside.shape[1])
+    cluster, query = membership.cluster[0], kept_query * scaling
+    keys_per_token = value[0, :, : rows.key_columns(first + queries)].transpose(0, 1)  # [keys, kv_heads, head_dim]
+    out = value.new_empty(queries, len(cluster), head_dim)
     # Added up in parts, a sum in low precision would be rounded several times.
     in_parts = rows.plain(window) and out.dtype == torch.float32
     most = WIDE_BLOCK_QUERIES if in_parts else BLOCK_QUERIES
-    for start, stop, probabilities in probability_blocks(kept_query * scaling, kept_key, rows, first, window, most):
-        keys = probabilities.shape[-1]
-        everyone = first + start if in_parts else keys  # keys that all queries of the block may look at
-        strips = zip(probabilities[0], beside[:keys].split(widths, 1), out[start:stop].split(widths, 1), strict=True)
-        for shared, values, joint in strips:
-            torch.mm(shared[:, :everyone], values[:everyone], out=joint)
-            _add_triangle(shared[:, everyone:], values[everyone:], joint)
-    return out.view(queries, -1, head_dim)[:, torch.argsort(order)].transpose(0, 1)[None]
+    for number in range(membership.clusters):
+        heads = torch.nonzero(cluster == number).flatten()
+        values = keys_per_token[:, heads // (len(cluster) // value.shape[1])].flatten(1)  # [keys, m * head_dim]
+        joint = value.new_empty(queries, values.shape[1])
+        own_query, own_key = query[:, number : number + 1], kept_key[:, number : number + 1]
+        for start, stop, probabilities in probability_blocks(own_query, own_key, rows, first, window, most):
+            shared, keys = probabilities[0, 0], probabilities.shape[-1]
+            everyone = first + start if in_parts else keys  # keys that all queries of the block may look at
+            torch.mm(shared[:, :everyone], values[:everyone], out=joint[start:stop])
+            _add_triangle(shared[:, everyone:], values[everyone:keys], joint[start:stop])
+        out.index_copy_(1, heads, joint.unflatten(1, (len(heads), head_dim)))
+    return out.transpose(0, 1)[None]
 
 
 def _add_triangle(shared: Tensor, values: Tensor, out: Tensor) -> None:
@@ -177,9 +178,10 @@ def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, wind
         Columns `first` and after, scaled.
     key : Tensor [rows, n, keys, head_dim]
     """
-    scores = torch.matmul(query, key.transpose(-1, -2))
     queries, last = query.shape[2], first + query.shape[2]
-    if rows.plain(window):  # only the keys that stand among the queries can lie ahead of one
+    plain = rows.plain(window)
+    scores = _scores_in_steps(query, key, first) if plain and in_place(query) else query @ key.transpose(-1, -2)
+    if plain:  # only the keys that stand among the queries can lie ahead of one
         ahead = torch.ones(queries, queries, dtype=torch.bool, device=key.device).triu(1)
         scores[..., first:].masked_fill_(ahead, float("-inf"))
     else:
@@ -187,6 +189,30 @@ def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, wind
         assert seen is not None
         scores.masked_fill_(~seen, float("-inf"))
     return scores.softmax(-1, dtype=torch.float32)
+
+
+def _scores_in_steps(query: Tensor, key: Tensor, first: int) -> Tensor:
+    """Products of the queries with the keys up to them, in steps; what lies ahead of a step is left undefined.
+
+    Parameters
+    ----------
+    query, key
+        As in `block_probabilities`, of one row.
+    """
+    queries = query.shape[2]
+    scores = query.new_empty(*query.shape[:3], key.shape[2])
+    for start in range(0, queries, SCORE_QUERIES):
+        step = slice(start, start + SCORE_QUERIES)
+        keys = first + min(step.stop, queries)
+        for each, by_query, by_key in zip(scores[0], query[0], key[0], strict=True):
+            torch.mm(by_query[step], by_key[:keys].T, out=each[step, :keys])
+    return scores
+
+
+def in_place(states: Tensor) -> bool:
+    """Whether products of `[rows, ...]` are written in place: no gradient passes that, and a GPU is better filled
+    by products of all rows and clusters at once."""
+    return states.shape[0] == 1 and states.device.type == "cpu" and not torch.is_grad_enabled()
 
 
 def query_blocks(queries: int, per_query: int, most: int) -> Iterator[tuple[int, int]]:
