@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from chai_eval.errors import RunError, SettingError
 from chai_eval.models.architectures import config_from_mapping, random_model, reason, with_changes
+from chai_eval.models.device import resolve_device, resolve_dtype
 from chai_eval.models.embedded import EMBEDDED, embedded_path
 from chai_eval.models.tokenizer import check_tokenizer, load_tokenizer, tokenizer_of_random
 from chai_eval.models.untie import untie
@@ -123,36 +124,6 @@ def load(settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     return model.eval(), tokenizer
 
 
-def resolve_device(device: str) -> torch.device:
-    """The device meant by `device`; `auto` is the first GPU, or the CPU where there is none.
-
-    Raises
-    ------
-    SettingError
-        There is no such device on this machine.
-    """
-    if device == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    found = torch.accelerator.current_accelerator(check_available=True)
-    count = torch.accelerator.device_count() if found else 0
-    allowed = ", ".join(["auto", "cpu", *(f"{found.type}:{index}" for index in range(count) if found)])
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        raise SettingError(f"model.device: {device!r} is unknown; allowed: {allowed}") from None
-    if wanted.type == "cpu":
-        return wanted
-    if found is None or wanted.type != found.type or (wanted.index or 0) >= count:
-        raise SettingError(f"model.device: this machine has no {device}; allowed: {allowed}")
-    return torch.device(wanted.type, wanted.index or 0)
-
-
-def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype meant by `dtype`; `auto` is float32 on a CPU and bfloat16 elsewhere."""
-    chosen = ("float32" if device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
-    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[chosen]
-
-
 def _local_folder(settings: ModelSettings) -> Path | None:
     """The directory that the settings name, or None for a model of the hub or one that is made from its config."""
     path = settings.path
@@ -224,8 +195,12 @@ def _own_tokenizer(settings: ModelSettings, folder: Path | None) -> str | None:
 
 
 def _changes(settings: ModelSettings) -> Mapping[str, Any]:
-    # A `config` with a model_type is a whole one, for when there is no other to be had.
-    return {} if "model_type" in settings.config else settings.config
+    """What is to be changed in the config that lies with the weights."""
+    if "model_type" not in settings.config:
+        return settings.config
+    # A whole config, for when there is no other to be had: what the user put into it is what our file has not.
+    ours = model_settings(settings.name).config if settings.name in model_names() else settings.config
+    return {key: value for key, value in settings.config.items() if key not in ours or ours[key] != value}
 
 
 def _pretrained(

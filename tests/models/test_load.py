@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 from chai_eval.errors import RunError, SettingError
 from chai_eval.models import load_model, model_names, model_settings
 from chai_eval.models.architectures import config_from_mapping
-from chai_eval.models.load import load, resolve_dtype
+from chai_eval.models.device import resolve_dtype
+from chai_eval.models.load import load
 from chai_eval.resources import conf_dir
 from chai_eval.settings import parse_model
 
@@ -254,3 +255,14 @@ def test_precision_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
     assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
     assert resolve_dtype("auto", torch.device("cuda:0")) == torch.bfloat16
     assert resolve_dtype("float16", torch.device("cpu")) == torch.float16
+
+
+@pytest.mark.parametrize("weights", ["pretrained", "random"])
+def test_a_change_to_the_config_of_a_paper_model_reaches_weights_that_lie_elsewhere(saved: Path, weights: str) -> None:
+    changed = {"max_position_embeddings": 64, "attention_dropout": 0.5}
+    model, _ = load_model("llama7b", device="cpu", path=saved, weights=weights, config=changed)
+    assert model.config.max_position_embeddings == 64
+    assert model.config.attention_dropout == 0.5
+    stock, _ = load_model("llama7b", device="cpu", path=saved, weights=weights)
+    # What our file says of LLaMA-7B is not put upon another model.
+    assert stock.config.hidden_size == model.config.hidden_size == 64
