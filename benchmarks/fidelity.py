@@ -22,7 +22,7 @@ import torch
 from benchmarks.common import RECORDS, positive, provenance
 from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
-from chai_eval.calibration.counts import kv_saving, towards_elbows
+from chai_eval.calibration.counts import elbows, kv_saving, towards
 from chai_eval.calibration.folder import runs
 from chai_eval.data.text import open_text
 from chai_eval.markdown import markdown
@@ -75,7 +75,8 @@ def at_one_saving(
     curves, kept, cost = (known.tensor(each).double() for each in ("error_curves", "kept_kv_heads", "output_cost"))
     counts = list(cluster_counts(known.description["presets"][preset]["clusters"], model))
     saving = kv_saving(counts, kept, shape.kv_heads)
-    by_curve = [only_what_saves(towards_elbows(curves, share), kept, shape.kv_heads) for share in SHARES]
+    bends = elbows(curves)
+    by_curve = [only_what_saves(towards(bends, shape.heads, share), kept, shape.kv_heads) for share in SHARES]
     elbow = min(by_curve, key=lambda each: abs(kv_saving(each, kept, shape.kv_heads) - saving))
     at_elbows = kv_saving(elbow, kept, shape.kv_heads)
     found: dict[str, tuple[Method, float | None]] = {

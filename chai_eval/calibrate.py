@@ -22,12 +22,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import AttentionShape, attention_shape
-from chai_eval.calibration.choice import choose
+from chai_eval.calibration.choice import choose, serving_by_count
 from chai_eval.calibration.collect import Collected, collect, heads_of
 from chai_eval.calibration.command import run_command
 from chai_eval.calibration.folder import held, write_calibration
 from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
-from chai_eval.calibration.sensitivity import counts_to_measure, layer_divergence
+from chai_eval.calibration.sensitivity import layer_divergence
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens, parse_calibration
 from chai_eval.data.assets import cache_dir
 from chai_eval.data.text import cut, open_text
@@ -44,6 +44,9 @@ Calibrate a model: how many clusters each layer keeps, which heads they are, and
 Writes <cache>/calibration/<model>/, where methods find it by the model's name. Interrupted and started again, it goes
 on from where it was.
 """
+
+# Samples that nothing is calibrated on, for testing what was learnt.
+HELD_OUT = 4
 
 log = logging.getLogger("chai_eval")
 
@@ -73,29 +76,28 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     shape, weights = attention_shape(model), fingerprint(model)
     folder = settings.out or cache_dir() / "calibration" / settings.model.name
     samples = cut(text.documents, tokenizer, settings.tokens)
-    held_out = list(itertools.islice(samples, settings.sensitivity_samples))
-    first = next(samples, None)
+    held_out = list(itertools.islice(samples, HELD_OUT))
     if not held_out:
         raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
-    # Too short for both: what there is serves to calibrate on and to measure on.
-    samples = iter(held_out) if first is None else itertools.chain([first], samples)
+    # Where the text is too short for both, what there is serves to calibrate on and to test on.
+    measured = list(itertools.islice(samples, min(settings.sensitivity_samples, settings.samples))) or held_out
+    samples = itertools.chain(measured, samples)
     with held(folder):
         kept = folder / f".progress-{_progress_key(settings, weights)}"
         found = collect(model, samples, settings, kept / "sums.pt")
         _say_what_there_was(found, settings)
-        measured_at = counts_to_measure(shape.heads, settings.sensitivity_counts)
-        measured = layer_divergence(model, held_out, measured_at, settings.probe_tokens, kept)
-        choice = choose(settings, found.sums, measured, measured_at, shape)
+        serving = serving_by_count(found.sums.mean("output_cost"), shape.kv_heads)
+        predicted = layer_divergence(model, measured, serving, settings.probe_tokens, settings.seed, kept)
+        choice = choose(settings, found.sums, predicted[0], serving, predicted[1], shape)
         description: dict[str, Any] = {
             "layout": LAYOUT,
             "model": _described(model, settings, weights),
             "presets": choice.description(),
-            "measured_counts": measured_at,
             "provenance": _provenance(settings, found, text.name, command),
         }
         if found.predictors:
             description["predictor_recall"] = _recalls(model, found.predictors, held_out)
-        tensors = {**_tensors(found, shape), **choice.tensors(), "measured_divergence": measured.float()}
+        tensors = {**_tensors(found, shape), **choice.tensors()}
         write_calibration(folder, description, tensors)
         shutil.rmtree(kept)
     return folder
@@ -115,7 +117,6 @@ def _tensors(found: Collected, shape: AttentionShape) -> dict[str, Tensor]:
         "error_curves": found.sums.mean("error").float(),
         "head_importance": found.sums.mean("importance").float(),
         "output_cost": found.sums.mean("output_cost").float(),
-        "chai_output_cost": found.sums.mean("chai_cost").float(),
         "kept_kv_heads": found.sums.mean("kept").float(),
         "distance.last_row": found.sums.mean("distance_last_row").float(),
         "distance.probe": found.sums.mean("distance_probe").float(),

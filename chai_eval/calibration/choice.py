@@ -11,9 +11,9 @@ from torch import Tensor
 
 from chai_eval.attention.inject import AttentionShape
 from chai_eval.attention.membership import average_linkage
-from chai_eval.calibration.counts import kv_saving, sensitivity, towards_elbows, within_budget, within_tolerance
+from chai_eval.calibration.counts import elbows, kv_saving, towards, within_budget, within_tolerance
 from chai_eval.calibration.folder import runs
-from chai_eval.calibration.medoids import kept_by, representatives, serving_curve
+from chai_eval.calibration.medoids import kept_by, representatives
 from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.calibration.sums import Sums
 from chai_eval.methods.calibrated import PRESETS
@@ -87,21 +87,26 @@ class Choice:
 
 
 def choose(
-    settings: CalibrationSettings, sums: Sums, measured: Tensor, measured_at: Sequence[int], shape: AttentionShape
+    settings: CalibrationSettings,
+    sums: Sums,
+    predicted: Tensor,
+    serving: Tensor,
+    predicted_serving: Tensor,
+    shape: AttentionShape,
 ) -> Choice:
     """Choose counts by the rule that was asked for, and the memberships at those counts.
 
     Parameters
     ----------
-    measured : Tensor [layers, n]
-        KL divergence when CHAI clusters one layer alone, at the counts `measured_at`.
+    predicted : Tensor [layers, heads]
+        KL divergence when CHAI clusters one layer alone; column k - 1 with k clusters.
+    serving : Tensor [layers, heads, heads]
+        See `serving_by_count`.
+    predicted_serving : Tensor [layers, heads]
+        KL divergence with those.
     """
     heads, kv_heads = shape.heads, shape.kv_heads
-    chai_cost, output_cost, kept = sums.mean("chai_cost"), sums.mean("output_cost"), sums.mean("kept")
-    per_error = sensitivity(chai_cost, measured, measured_at)
-    predicted = per_error * chai_cost
-    # Sensitivity is the layer's, whatever changes its output.
-    predicted_serving = per_error * torch.stack([serving_curve(each, kv_heads) for each in output_cost])
+    kept = sums.mean("kept")
     kept_serving = torch.tensor([kept_by(count, heads, kv_heads) for count in range(1, heads + 1)]).expand_as(kept)
     distance = sums.mean(f"distance_{settings.features}")
     presets = {}
@@ -112,7 +117,7 @@ def choose(
         else:
             error = sums.mean("error")
             by_curve = (
-                towards_elbows(error, settings.elbow[at])
+                towards(elbows(error), heads, settings.elbow[at])
                 if settings.rule == "elbow"
                 else within_tolerance(error, settings.tolerance[at])
             )
@@ -125,7 +130,7 @@ def choose(
             served,
             kv_saving(served, kept_serving, kv_heads),
             _total(predicted_serving, served),
-            serving_heads(output_cost, served, kv_heads),
+            torch.stack([serving[layer, count - 1] for layer, count in enumerate(served)]),
         )
     return Choice(presets, settings.rule, predicted, predicted_serving)
 
@@ -159,6 +164,17 @@ def serving_heads(cost: Tensor, counts: Sequence[int], kv_heads: int) -> Tensor:
     return torch.stack(
         [representatives(cost[at], count, kv_heads, kept_by(count, heads, kv_heads)) for at, count in enumerate(counts)]
     )
+
+
+def serving_by_count(cost: Tensor, kv_heads: int) -> Tensor:
+    """For each layer, number of representatives and head the head that serves it: `[layers, heads, heads]`.
+
+    Parameters
+    ----------
+    cost : Tensor [layers, heads, heads]
+    """
+    layers, heads, _ = cost.shape
+    return torch.stack([serving_heads(cost, [count] * layers, kv_heads) for count in range(1, heads + 1)], dim=1)
 
 
 def _total(predicted: Tensor, counts: Sequence[int]) -> float:

@@ -32,10 +32,9 @@ def elbows(error: Tensor) -> list[int]:
     return found
 
 
-def towards_elbows(error: Tensor, share: float) -> list[int]:
+def towards(elbow: Sequence[int], heads: int, share: float) -> list[int]:
     """Counts that share of the way from all heads to each layer's elbow; 1 is the elbow itself."""
-    heads = error.shape[1]
-    return [min(max(round(heads - share * (heads - elbow)), 1), heads) for elbow in elbows(error)]
+    return [min(max(round(heads - share * (heads - each)), 1), heads) for each in elbow]
 
 
 def within_tolerance(error: Tensor, share: float) -> list[int]:
@@ -71,11 +70,13 @@ def within_budget(cost: Tensor, kept: Tensor, kv_heads: int, saving: float) -> l
     while (missing := saving - _total(saved, counts)) > 1e-9:
         steps = []
         for layer, count in enumerate(counts):
-            for fewer in range(1, count):
+            for fewer in range(count - 1, 0, -1):
                 gain = float(saved[layer, fewer - 1] - saved[layer, count - 1])
                 if gain > 1e-12:
                     more = float(price[layer, fewer - 1] - price[layer, count - 1])
                     steps.append((more / min(gain, missing), gain, layer, fewer))
+                if gain >= missing - 1e-9:  # fewer still would save more than was asked for
+                    break
         if not steps:
             break
         _, _, layer, fewer = min(steps)
@@ -87,36 +88,6 @@ def kv_saving(counts: Sequence[int], kept: Tensor, kv_heads: int) -> float:
     """Share of the K,V cache that counts save: only K shrinks, to the heads that are kept."""
     saved = ((kv_heads - kept.double()) / (2 * kv_heads * len(counts))).clamp(min=0)
     return _total(saved, counts)
-
-
-def sensitivity(output_error: Tensor, measured: Tensor, counts: Sequence[int]) -> Tensor:
-    """KL divergence per output error, of every layer and count, from measurements at a few counts.
-
-    Between measured counts it is drawn as a line over the count, beyond them it stays what it was: output errors say
-    how merges within a layer compare, measurements how layers do.
-
-    Parameters
-    ----------
-    output_error : Tensor [layers, heads]
-        Of what was measured.
-    measured : Tensor [layers, n]
-        KL divergence at `counts`, which ascend.
-
-    Returns
-    -------
-    Tensor [layers, heads], float64
-    """
-    heads = output_error.shape[1]
-    at = torch.tensor(counts)
-    per_error = measured.double().clamp(min=0) / output_error[:, at - 1].double().clamp(min=1e-300)
-    columns = []
-    for count in range(1, heads + 1):
-        right = min(int((at < count).sum()), len(counts) - 1)
-        left = max(right - 1, 0)
-        share = 0.0 if left == right else (count - counts[left]) / (counts[right] - counts[left])
-        share = min(max(share, 0.0), 1.0)
-        columns.append(per_error[:, left] * (1 - share) + per_error[:, right] * share)
-    return torch.stack(columns, dim=1)
 
 
 def _total(saved: Tensor, counts: Sequence[int]) -> float:

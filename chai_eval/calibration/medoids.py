@@ -75,23 +75,6 @@ def representatives(cost: Tensor, clusters: int, kv_heads: int | None = None, ke
     return serving
 
 
-def serving_curve(cost: Tensor, kv_heads: int) -> Tensor:
-    """Least cost with each number of representatives, of one layer: `[heads]`, column k - 1 with k of them.
-
-    Where query heads share K/V heads, k of them need no more than `kept_by` says.
-
-    Parameters
-    ----------
-    cost : Tensor [heads, heads]
-    """
-    heads = len(cost)
-    found = [
-        serving_cost(cost, representatives(cost, count, kv_heads, kept_by(count, heads, kv_heads)))
-        for count in range(1, heads + 1)
-    ]
-    return torch.stack(found)
-
-
 def kept_by(count: int, heads: int, kv_heads: int) -> int:
     """The fewest K/V heads that so many query heads can share."""
     return math.ceil(count * kv_heads / heads)

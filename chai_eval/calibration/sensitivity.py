@@ -1,84 +1,144 @@
-"""How much the model's predictions change when a single layer is clustered."""
+"""How much the model's predictions change when a single layer is clustered, to second order.
+
+Where heads' outputs change by δ, the KL divergence of next-token distributions is ½ E (Σ g·δ)² up to terms of third
+order: the Fisher information, g being the gradient of the log-probability of tokens drawn from the model's own
+predictions. One pass forth and back tells it of every layer and every count at once, so it can be measured on many
+samples, where running the model under each choice could be on a few.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
+from chai_eval.attention.membership import cosine_distance
+from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration.folder import write_text
+from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
-from chai_eval.methods import build_method
+from chai_eval.calibration.sums import partitions
+
+# From probabilities [tokens, vocabulary] to a token for each.
+Draw = Callable[[Tensor], Tensor]
 
 
-def counts_to_measure(heads: int, how_many: int) -> list[int]:
-    """Cluster counts spread evenly below the number of heads, as far as there are any: 3 and 6 of 9 heads for two."""
-    spread = {round(heads * step / (how_many + 1)) for step in range(1, how_many + 1)}
-    return sorted(min(max(count, 1), heads - 1) for count in spread) if heads > 1 else []
+@dataclass
+class _Watched:
+    """Full attention whose queries, keys, values and outputs are kept, as an `Attend` for `take_over`."""
+
+    seen: dict[int, tuple[Layer, Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+        out = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        if not out.requires_grad:  # before the first layer there is nothing that does
+            out.requires_grad_()
+        self.seen[layer.index] = (layer, query.detach(), key.detach(), value.detach())
+        self.outputs[layer.index] = out
+        return out
 
 
 def layer_divergence(
-    model: PreTrainedModel, samples: Sequence[Tensor], counts: Sequence[int], probe_tokens: int, kept: Path
-) -> Tensor:
-    """KL divergence of next-token distributions from plain attention when CHAI clusters one layer alone.
+    model: PreTrainedModel, samples: Sequence[Tensor], serving: Tensor, probe_tokens: int, seed: int, kept: Path
+) -> tuple[Tensor, Tensor]:
+    """KL divergence of next-token distributions from plain attention's when one layer alone is clustered.
 
     Parameters
     ----------
     samples : sequence of Tensor [tokens], int64
-    counts : sequence of int
-        Cluster counts to try in each layer.
+    serving : Tensor [layers, heads, heads], int64
+        Entry (layer, k - 1, head): which head serves each head where memberships are fixed and k heads serve.
+    seed : int
+        Of the tokens that are drawn.
     kept : Path
         Folder for what is known of each sample, from which an interrupted measurement goes on.
 
     Returns
     -------
-    Tensor [layers, counts], float64
-        Mean over tokens, in nats.
+    Tensor [layers, heads], float64
+        Under CHAI with k clusters, in column k - 1: mean over tokens, in nats.
+    Tensor [layers, heads], float64
+        Under the fixed memberships.
     """
-    shape = attention_shape(model)
-
-    def only(layer: int, count: int) -> Callable[[], AbstractContextManager[object]]:
-        clusters = [count if at == layer else shape.heads for at in range(shape.layers)]
-        return lambda: build_method("chai", clusters=clusters, probe_tokens=probe_tokens).applied(model)
-
-    tried = [only(layer, count) for layer in range(shape.layers) for count in counts]
     sums = []
-    with progress(len(samples) * len(tried), "sensitivity", "passes") as advance:
+    with progress(len(samples), "sensitivity", "samples") as advance, _frozen(model):
         for number, sample in enumerate(samples):
             file = kept / f"sensitivity-{number}.json"
             if not file.is_file():
-                write_text(file, json.dumps(divergences(model, sample, tried, advance)))
-            else:
-                advance(len(tried))
+                generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+                found = divergences(model, sample, serving, probe_tokens, _drawing(generator))
+                write_text(file, json.dumps(torch.stack(found).tolist()))
             sums.append(json.loads(file.read_text(encoding="utf-8")))
+            advance(1)
     total = torch.tensor(sums, dtype=torch.float64).sum(0) / sum(map(len, samples))
-    return total.view(shape.layers, len(counts))
+    return total[0], total[1]
+
+
+def divergences(
+    model: PreTrainedModel, sample: Tensor, serving: Tensor, probe_tokens: int, draw: Draw
+) -> tuple[Tensor, Tensor]:
+    """The same of one sample and the tokens that are drawn for it, summed over its tokens.
+
+    Changes at different tokens are taken as independent: what they do together is mostly noise of a single draw.
+    """
+    watched = _Watched()
+    with torch.enable_grad(), take_over(model, watched):
+        logits = model(input_ids=sample[None].to(model.device), use_cache=False).logits[0]
+        logarithms = logits.float().log_softmax(-1)
+        drawn = draw(logarithms.detach().exp().cpu()).to(logits.device)
+        likelihood = logarithms.gather(1, drawn[:, None]).sum()
+    layers = sorted(watched.outputs)
+    gradients = torch.autograd.grad(likelihood, [watched.outputs[layer] for layer in layers])
+    found = [
+        _layer_divergences(*watched.seen[layer], gradient, serving[layer], probe_tokens)
+        for layer, gradient in zip(layers, gradients, strict=True)
+    ]
+    chai, fixed = zip(*found, strict=True)
+    return torch.stack(chai), torch.stack(fixed)
 
 
 @torch.no_grad()
-def divergences(
-    model: PreTrainedModel,
-    sample: Tensor,
-    contexts: Sequence[Callable[[], AbstractContextManager[object]]],
-    done: Callable[[int], object],
-) -> list[float]:
-    """KL divergence, summed over a sample's tokens, from the model as it is to the model within each context.
+def _layer_divergences(
+    layer: Layer, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, serving: Tensor, probe_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """½ Σ (g·δ)² over tokens of one layer: `[heads]` under CHAI, and under the fixed memberships."""
+    heads, tokens = query.shape[1], query.shape[2]
+    every = torch.arange(tokens, device=query.device)
+    probabilities = probabilities_at(every, query, key, layer.scaling, layer.window)[0]  # [heads, tokens, keys]
+    # What it does to the likelihood that a token of a head attends to a key: [heads, tokens, keys].
+    pull = torch.matmul(gradient[0].float(), repeat_heads(value, heads)[0].float().transpose(-1, -2))
+    served = torch.einsum("itk,rtk->tir", pull, probabilities)  # head r's probabilities in head i's place
+    change = served - served.diagonal(dim1=1, dim2=2).unsqueeze(-1)
+    probe = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], layer.scaling)
+    by_request = partitions(cosine_distance(probe_features(probe)))[0]
 
-    Two sets of the sample's logits are held at a time.
-    """
-    ids = sample[None].to(model.device)
-    stock = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-    likely = stock.exp()
-    found = []
-    for context in contexts:
-        with context():
-            other = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-        found.append((likely * (stock - other)).sum(-1).double().sum().item())
-        done(1)
-    return found
+    def halved_squares(changes: Tensor, serves: Tensor) -> Tensor:
+        whole = changes[:, torch.arange(heads, device=changes.device), serves].sum(-1)  # [tokens, counts]
+        return whole.double().square().sum(0).cpu() / 2
+
+    return halved_squares(change[probe_tokens:], by_request), halved_squares(change, serving.to(change.device))
+
+
+def _drawing(generator: torch.Generator) -> Draw:
+    return lambda likely: torch.multinomial(likely, 1, generator=generator)[:, 0]
+
+
+@contextmanager
+def _frozen(model: PreTrainedModel) -> Iterator[None]:
+    """Keep gradients from the weights, for which more would have to be remembered."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    for each in trained:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in trained:
+            each.requires_grad_(True)

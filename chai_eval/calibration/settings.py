@@ -48,7 +48,6 @@ class CalibrationSettings(OfflineSettings):
     query_rows: int
     predictor: bool
     sensitivity_samples: int
-    sensitivity_counts: int
     rule: str
     saving: tuple[float, ...]
     elbow: tuple[float, ...]
@@ -172,7 +171,6 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "query_rows": _whole(1),
     "predictor": _flag,
     "sensitivity_samples": _whole(1),
-    "sensitivity_counts": _whole(1),
     "rule": _one_of(*RULES),
     "saving": _three(0, 0.5),
     "elbow": _three(0, 2),

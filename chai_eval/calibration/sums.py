@@ -31,8 +31,6 @@ class Sums:
     output_cost : Tensor [layers, heads, heads]
         See `observe.serving_costs`.
     importance : Tensor [layers, heads]
-    chai_cost : Tensor [layers, heads]
-        Column k - 1: change of the layer's output under CHAI with k clusters, each sample with its own membership.
     kept : Tensor [layers, heads]
         Column k - 1: K heads that CHAI's representatives (the lowest heads) need; k itself unless heads share them.
     """
@@ -43,7 +41,6 @@ class Sums:
     distance_probe: Tensor
     output_cost: Tensor
     importance: Tensor
-    chai_cost: Tensor
     kept: Tensor
 
     @classmethod
@@ -51,7 +48,7 @@ class Sums:
         """Before the first sample."""
         layers, heads = shape.layers, shape.heads
         by_count, by_pair = (layers, heads), (layers, heads, heads)
-        sizes = (by_count, by_pair, by_pair, by_pair, by_count, by_count, by_count)
+        sizes = (by_count, by_pair, by_pair, by_pair, by_count, by_count)
         return cls(torch.zeros((), dtype=torch.int64), *(torch.zeros(size, dtype=torch.float64) for size in sizes))
 
     def add(
@@ -86,10 +83,8 @@ class Sums:
             errors = partition_errors(products, by_probe)
         else:
             errors = partition_errors(products, partitions(seen.distance_last_row.flatten(0, 1)))
-        served = seen.output_cost.flatten(0, 1)[:, None].expand(-1, heads, -1, -1).gather(3, by_probe[..., None])
         for name, each in (
             ("error", errors),
-            ("chai_cost", served.squeeze(-1).sum(-1)),
             ("kept", _distinct(by_probe // (heads // shape.kv_heads), shape.kv_heads)),
         ):
             getattr(self, name).add_(each.view(layers, samples, heads).sum(1))
