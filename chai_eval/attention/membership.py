@@ -72,9 +72,6 @@ def cosine_distance(features: Tensor) -> Tensor:
 def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     """Agglomerative clustering with average linkage of every row, down to a number of clusters.
 
-    Each step merges the two clusters with the smallest mean distance; among ties, the pair with the lowest heads.
-    The distance of a merged cluster to another is the mean weighted by size (Lance and Williams, 1967).
-
     Parameters
     ----------
     distance : Tensor [rows, heads, heads], float64
@@ -87,6 +84,53 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     Tensor [rows, heads], int64
         For each head the lowest head of its cluster.
     """
+    rows, heads, _ = distance.shape
+    lowest = torch.arange(rows * heads, device=distance.device)
+    kept, given_up = merge_order(distance, clusters)
+    lowest.index_copy_(0, given_up.flatten(), kept.flatten())
+    for _ in range(max(heads - 1, 1).bit_length()):  # follow merges of merges
+        lowest = lowest.index_select(0, lowest)
+    return (lowest % heads).view(rows, heads)
+
+
+def partitions(distance: Tensor) -> Tensor:
+    """The same for each number of clusters.
+
+    Returns
+    -------
+    Tensor [rows, heads, heads], int64
+        Entry (row, k - 1, head): the lowest head of the head's cluster when there are k.
+    """
+    rows, heads, _ = distance.shape
+    lowest = torch.arange(heads, device=distance.device).expand(rows, -1)
+    found = [lowest]
+    for kept, given_up in zip(*merge_order(distance, 1), strict=True):
+        keep, gone = ((each % heads)[:, None] for each in (kept, given_up))
+        lowest = torch.where(lowest == gone, keep, lowest)
+        found.append(lowest)
+    return torch.stack(found[::-1], dim=1)
+
+
+def merge_order(distance: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """Which heads average linkage merges, in order, until a number of clusters is left.
+
+    Each step merges the two clusters with the smallest mean distance; among ties, the pair with the lowest heads.
+    The distance of a merged cluster to another is the mean weighted by size (Lance and Williams, 1967).
+
+    Parameters
+    ----------
+    distance : Tensor [rows, heads, heads], float64
+        Symmetric.
+    clusters : int
+        1 to heads.
+
+    Returns
+    -------
+    Tensor [heads - clusters, rows], int64
+        Lowest head of the first cluster of each merge, which names what was merged from then on.
+    Tensor [heads - clusters, rows], int64
+        Lowest head of the second. Both are counted through all rows: head h of row r is r · heads + h.
+    """
     # A batch is small, so what a step costs is its number of operations. Distances are whole numbers of `TIE`, and so
     # are means of them once rounded: the same on every device and in every batch, with ties that are equal to the bit.
     rows, heads, _ = distance.shape
@@ -95,7 +139,7 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     apart = (distance * (1 / TIE)).round_().nan_to_num_(0.0)
     apart.diagonal(dim1=-2, dim2=-1).fill_(infinite)
     by_head, entries = apart.view(rows * heads, heads), apart.view(rows, heads * heads)
-    first = torch.arange(0, rows * heads, heads, device=device)  # head of each row, counted through all rows
+    first = torch.arange(0, rows * heads, heads, device=device)  # head of each row
     column = torch.arange(0, heads * heads, heads, device=device)  # of head 0 in `entries`
     size = torch.ones(rows * heads, dtype=distance.dtype, device=device)
     # Infinite for heads that were merged into another: their columns are not kept up.
@@ -119,13 +163,11 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
         by_head.index_fill_(0, at_gone, infinite)
         gone_by_head.index_fill_(0, at_gone, infinite)
         size.index_copy_(0, at_keep, count)
-    lowest = torch.arange(rows * heads, device=device)
-    if merges:
-        kept, given_up = (torch.cat(each) for each in zip(*merges, strict=True))
-        lowest.index_copy_(0, given_up, kept)
-    for _ in range(max(heads - 1, 1).bit_length()):  # follow merges of merges
-        lowest = lowest.index_select(0, lowest)
-    return lowest.view(rows, heads) - first[:, None]
+    if not merges:
+        none = first.new_empty(0, rows)
+        return none, none
+    kept, given_up = zip(*merges, strict=True)
+    return torch.stack(kept), torch.stack(given_up)
 
 
 def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
 from chai_eval.attention.inject import AttentionShape, attention_shape
-from chai_eval.attention.membership import average_linkage, cosine_distance
+from chai_eval.attention.membership import average_linkage, cosine_distance, partitions
 from chai_eval.calibration.counts import elbows
 from chai_eval.calibration.kmeans import error_curve, gram
 from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
-from chai_eval.calibration.sums import Algorithm, FeatureKind, partition_errors, partitions
+from chai_eval.calibration.sums import Algorithm, FeatureKind, partition_errors
 
 
 @torch.no_grad()

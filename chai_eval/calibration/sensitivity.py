@@ -19,12 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
-from chai_eval.attention.membership import cosine_distance
+from chai_eval.attention.membership import cosine_distance, partitions
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration.folder import write_text
 from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
-from chai_eval.calibration.sums import partitions
 
 # From probabilities [tokens, vocabulary] to a token for each.
 Draw = Callable[[Tensor], Tensor]

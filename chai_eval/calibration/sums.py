@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chai_eval.attention.inject import AttentionShape
-from chai_eval.attention.membership import average_linkage
+from chai_eval.attention.membership import partitions
 from chai_eval.calibration.kmeans import error_curve
 from chai_eval.calibration.observe import Observed
 
@@ -99,21 +99,6 @@ class Sums:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-def partitions(distance: Tensor) -> Tensor:
-    """Clusters by average linkage for each number of clusters.
-
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads], float64
-
-    Returns
-    -------
-    Tensor [rows, heads, heads], int64
-        Entry (row, k - 1, head): the lowest head of the head's cluster when there are k.
-    """
-    return torch.stack([average_linkage(distance, clusters) for clusters in range(1, distance.shape[1] + 1)], dim=1)
-
-
 def partition_errors(products: Tensor, lowest: Tensor) -> Tensor:
     """Sum of squared distances to the clusters' means: `[rows, heads]`, column k - 1 with k clusters.
 
@@ -122,7 +107,7 @@ def partition_errors(products: Tensor, lowest: Tensor) -> Tensor:
     products : Tensor [rows, heads, heads], float64
         See `kmeans.gram`.
     lowest : Tensor [rows, heads, heads], int64
-        See `partitions`.
+        See `membership.partitions`.
     """
     same = (lowest[..., :, None] == lowest[..., None, :]).double()  # [rows, heads (k), heads, heads]
     # Σ_h ‖x_h‖² less, for each cluster, the squared norm of its sum over its size.

@@ -7,7 +7,7 @@ from scipy.spatial.distance import cdist
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 
-from chai_eval.attention.membership import average_linkage, cosine_distance, membership_of
+from chai_eval.attention.membership import average_linkage, cosine_distance, membership_of, partitions
 
 
 def probe_like(rows: int, heads: int, seed: int = 0) -> torch.Tensor:
@@ -75,6 +75,14 @@ def test_one_probe_token_tells_heads_nothing_apart_and_still_gives_the_asked_cou
 def test_linkage_down_to_every_head_keeps_all_heads() -> None:
     distance = cosine_distance(probe_like(2, 7))
     assert average_linkage(distance, 7).tolist() == [list(range(7))] * 2
+
+
+def test_partitions_into_all_numbers_of_clusters_are_those_into_each() -> None:
+    distance = torch.cat((cosine_distance(probe_like(6, 8)), torch.zeros(1, 8, 8).double()))
+    found = partitions(distance)
+    for clusters in range(1, 9):
+        assert torch.equal(found[:, clusters - 1], average_linkage(distance, clusters))
+    assert partitions(torch.zeros(2, 1, 1).double()).tolist() == [[[0]], [[0]]]
 
 
 def test_a_membership_is_found_where_gradients_are_kept_too() -> None:

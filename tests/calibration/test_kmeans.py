@@ -6,9 +6,9 @@ import torch
 from sklearn.cluster import AgglomerativeClustering, KMeans
 from sklearn.metrics.pairwise import cosine_distances
 
-from chai_eval.attention.membership import cosine_distance
+from chai_eval.attention.membership import cosine_distance, partitions
 from chai_eval.calibration.kmeans import error_curve, gram
-from chai_eval.calibration.sums import partition_errors, partitions
+from chai_eval.calibration.sums import partition_errors
 
 STARTS = 10
 
