@@ -131,43 +131,48 @@ def merge_order(distance: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     Tensor [heads - clusters, rows], int64
         Lowest head of the second. Both are counted through all rows: head h of row r is r · heads + h.
     """
-    # A batch is small, so what a step costs is its number of operations. Distances are whole numbers of `TIE`, and so
-    # are means of them once rounded: the same on every device and in every batch, with ties that are equal to the bit.
+    # A batch is small, so what a step costs is its number of operations, and of tensors that it makes: none. Distances
+    # are whole numbers of `TIE`, and so are means of them once rounded: the same on every device and in every batch,
+    # with ties that are equal to the bit.
     rows, heads, _ = distance.shape
-    device, infinite = distance.device, float("inf")
+    steps, device, infinite = heads - clusters, distance.device, float("inf")
     # What is no number (of a model gone wrong, which scoring tells) counts as nearest, so that clusters stay clusters.
     apart = (distance * (1 / TIE)).round_().nan_to_num_(0.0)
     apart.diagonal(dim1=-2, dim2=-1).fill_(infinite)
     by_head, entries = apart.view(rows * heads, heads), apart.view(rows, heads * heads)
     first = torch.arange(0, rows * heads, heads, device=device)  # head of each row
     column = torch.arange(0, heads * heads, heads, device=device)  # of head 0 in `entries`
-    size = torch.ones(rows * heads, dtype=distance.dtype, device=device)
+    size = torch.ones(rows * heads, dtype=apart.dtype, device=device)
     # Infinite for heads that were merged into another: their columns are not kept up.
-    gone_already = torch.zeros(rows, heads, dtype=distance.dtype, device=device)
+    gone_already = torch.zeros(rows, heads, dtype=apart.dtype, device=device)
     gone_by_head = gone_already.view(-1)
-    merges: list[tuple[Tensor, Tensor]] = []
-    for left in range(heads - clusters, 0, -1):
+    nearest, merged, other = (torch.empty_like(gone_already) for _ in range(3))
+    (count, more), keep = size.new_empty(2, rows), torch.empty_like(first)
+    each_count, each_more, each_keep = count.unsqueeze(1), more.unsqueeze(1), keep.unsqueeze(1)
+    to_column = first.new_empty(rows, heads)
+    kept, given_up = first.new_empty(2, steps, rows)
+    for step, (at_keep, at_gone) in enumerate(zip(kept.unbind(), given_up.unbind(), strict=True)):
         # The first head that has a smallest distance, then its first partner at that distance: lowest heads first.
-        keep = apart.amin(1).add_(gone_already).argmin(1)
-        at_keep = keep + first
-        merged = by_head.index_select(0, at_keep).add_(gone_already)
-        at_gone = merged.argmin(1).add_(first)
-        merges.append((at_keep, at_gone))
-        if left == 1:
+        torch.amin(apart, 1, out=nearest)
+        torch.argmin(nearest.add_(gone_already), 1, out=keep)
+        torch.add(keep, first, out=at_keep)
+        torch.index_select(by_head, 0, at_keep, out=merged)
+        torch.argmin(merged.add_(gone_already), 1, out=at_gone)
+        at_gone.add_(first)
+        if step == steps - 1:
             break
-        count, more = size.index_select(0, at_keep), size.index_select(0, at_gone)
-        merged.mul_(count.unsqueeze(1)).addcmul_(by_head.index_select(0, at_gone), more.unsqueeze(1))
-        merged.div_(count.add_(more).unsqueeze(1)).round_()
+        torch.index_select(by_head, 0, at_gone, out=other)
+        torch.index_select(size, 0, at_keep, out=count)
+        torch.index_select(size, 0, at_gone, out=more)
+        merged.mul_(each_count).addcmul_(other, each_more)
+        count.add_(more)
+        merged.div_(each_count).round_()
         by_head.index_copy_(0, at_keep, merged)
-        entries.scatter_(1, column + keep.unsqueeze(1), merged)
+        entries.scatter_(1, torch.add(column, each_keep, out=to_column), merged)
         by_head.index_fill_(0, at_gone, infinite)
         gone_by_head.index_fill_(0, at_gone, infinite)
         size.index_copy_(0, at_keep, count)
-    if not merges:
-        none = first.new_empty(0, rows)
-        return none, none
-    kept, given_up = zip(*merges, strict=True)
-    return torch.stack(kept), torch.stack(given_up)
+    return kept, given_up
 
 
 def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
