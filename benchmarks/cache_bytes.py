@@ -44,7 +44,7 @@ def shaped(name: str) -> ModelSettings:
     """The attention of a model as it is, everything else small, with random weights."""
     settings = model_settings(name)
     # transformers wants a multiple of the number of heads, though head_dim is given.
-    config = {**settings.config, **SMALL, "hidden_size": 4 * settings.config["num_attention_heads"]}
+    config = {**SMALL, "hidden_size": 4 * settings.architecture["num_attention_heads"]}
     return replace(
         settings, path=None, weights="random", tokenizer="builtin", dtype="float32", device="cpu", config=config
     )

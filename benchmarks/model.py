@@ -39,11 +39,11 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         arguments.repetitions, arguments.warmup,
     )  # fmt: skip
     source = model_settings(arguments.model)
-    layers = int(source.config["num_hidden_layers"])
+    layers = int(source.architecture["num_hidden_layers"])
     kept = None if arguments.layers >= layers else arguments.layers
     # Rotary positions have no end; the longest measured is what it is built for.
     longest = max(arguments.lengths) + arguments.new_tokens
-    config = {**source.config, "max_position_embeddings": max(longest, source.config["max_position_embeddings"])}
+    config = {"max_position_embeddings": max(longest, source.architecture["max_position_embeddings"])}
     source = replace(
         source, path=None, weights="random", tokenizer="builtin", layers=kept, dtype=arguments.dtype,
         device=arguments.device, config=config,

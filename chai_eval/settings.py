@@ -43,8 +43,11 @@ class ModelSettings:
         Passed to transformers for a model that is too large for one device.
     untie
         Repeat K and V projections per query head: the exact MHA twin of a GQA model.
+    architecture
+        The model's configuration (model_type and what differs from its defaults), for random weights where no other
+        lies at `path`.
     config
-        Changes to the model's configuration, or the whole of it for a random model.
+        Changes to the configuration, wherever it comes from.
     tokenizer
         A local directory, a name on the hub, or `builtin`; None takes the model's own.
     clusters
@@ -65,11 +68,16 @@ class ModelSettings:
     device_map: str | None = None
     trust_remote_code: bool = False
     untie: bool = False
+    architecture: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None
     clusters: Any = None
     default_limit: int | None = None
     paper: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {**asdict(self), "architecture": dict(self.architecture), "config": dict(self.config)}
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class Settings:
     def as_config(self) -> dict[str, Any]:
         """The resolved configuration as plain JSON values, as records keep it."""
         return {
-            "model": asdict(self.model) | {"config": dict(self.model.config)},
+            "model": self.model.plain(),
             "method": {"name": self.method.name, **self.method.options},
             "task": self.task.choice if isinstance(self.task.choice, str) else list(self.task.choice),
             "source": self.task.source,
@@ -203,6 +211,7 @@ def parse_model(values: Mapping[str, Any]) -> ModelSettings:
         device_map=model.text("device_map", optional=True, default=None),
         trust_remote_code=model.flag("trust_remote_code", default=False),
         untie=model.flag("untie", default=False),
+        architecture=model.mapping("architecture", default={}),
         config=model.mapping("config", default={}),
         tokenizer=model.text("tokenizer", optional=True, default=None),
         clusters=model.take("clusters", default=None),

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
 
     package, already = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")
     asked = {
-        "model": asdict(model) | {"config": dict(model.config)},
+        "model": model.plain(),
         "contender": described(contender),
         "point": vars(point),
         "seed": seed,

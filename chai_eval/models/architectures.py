@@ -70,6 +70,10 @@ def with_changes(config: PretrainedConfig, changes: Mapping[str, Any], layers: i
     """
     config = copy.deepcopy(config)
     for name, value in changes.items():
+        if name == "model_type" and value != config.model_type:
+            raise SettingError(
+                f"model.config: model_type {value} given for a {config.model_type} model; allowed: changes"
+            )
         if not _is_field(config, name):
             raise _no_field(config, name)
         setattr(config, name, value)

@@ -39,7 +39,7 @@ def model_names() -> list[str]:
 
 
 def model_settings(name: str, **changes: Any) -> ModelSettings:
-    """The settings of `conf/model/<name>.yaml` with `changes`; a `config` is merged into the file's.
+    """The settings of `conf/model/<name>.yaml` with `changes`.
 
     Raises
     ------
@@ -54,8 +54,6 @@ def model_settings(name: str, **changes: Any) -> ModelSettings:
     values: dict[str, Any] = yaml.safe_load((folder / "base" / "model.yaml").read_text(encoding="utf-8"))
     values |= yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
     del values["defaults"]
-    if "config" in changes:
-        changes["config"] = {**(values.get("config") or {}), **changes["config"]}
     return parse_model({**values, **changes})
 
 
@@ -92,7 +90,7 @@ def load_model(
     trust_remote_code
         Run model code that comes with the weights.
     config
-        Changes to the config of a random model, such as `{"num_key_value_heads": 2}`.
+        Changes to the model's config, such as `{"num_key_value_heads": 2}` for random weights.
 
     Raises
     ------
@@ -151,9 +149,9 @@ def _random(settings: ModelSettings, folder: Path | None, device: torch.device, 
             raise SettingError(
                 f"model.revision: {settings.revision} given for a model that is built from model.config; allowed: null"
             )
-        config = with_changes(config_from_mapping(settings.config), {}, settings.layers)
+        config = with_changes(config_from_mapping({**settings.architecture, **settings.config}), {}, settings.layers)
     else:
-        config = with_changes(_config_at(settings, folder), _changes(settings), settings.layers)
+        config = with_changes(_config_at(settings, folder), settings.config, settings.layers)
     return random_model(
         config,
         device=device,
@@ -169,7 +167,7 @@ def _from_mapping(settings: ModelSettings) -> bool:
     """
     if settings.path is None:
         return True
-    if "model_type" not in settings.config or Path(settings.path).expanduser().is_dir():
+    if not settings.architecture or Path(settings.path).expanduser().is_dir():
         return False
     return settings.path in (model_settings(name).path for name in model_names())
 
@@ -194,15 +192,6 @@ def _own_tokenizer(settings: ModelSettings, folder: Path | None) -> str | None:
     return None if _from_mapping(settings) else settings.path
 
 
-def _changes(settings: ModelSettings) -> Mapping[str, Any]:
-    """What is to be changed in the config that lies with the weights."""
-    if "model_type" not in settings.config:
-        return settings.config
-    # A whole config, for when there is no other to be had: what the user put into it is what our file has not.
-    ours = model_settings(settings.name).config if settings.name in model_names() else settings.config
-    return {key: value for key, value in settings.config.items() if key not in ours or ours[key] != value}
-
-
 def _pretrained(
     settings: ModelSettings, folder: Path | None, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
@@ -216,7 +205,7 @@ def _pretrained(
     device_map = settings.device_map or ({"": device} if device.type == "cuda" else None)
     try:
         config = AutoConfig.from_pretrained(source, **options)
-        config = with_changes(config, _changes(settings), settings.layers)
+        config = with_changes(config, settings.config, settings.layers)
         with _without_load_report():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,

@@ -57,7 +57,7 @@ def test_the_settings_of_a_model_are_those_hydra_composes(name: str) -> None:
 )
 def test_configs_that_need_no_hub_have_the_published_size(name: str, parameters: int) -> None:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_from_mapping(model_settings(name).config))
+        model = AutoModelForCausalLM.from_config(config_from_mapping(model_settings(name).architecture))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
@@ -258,11 +258,25 @@ def test_precision_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("weights", ["pretrained", "random"])
-def test_a_change_to_the_config_of_a_paper_model_reaches_weights_that_lie_elsewhere(saved: Path, weights: str) -> None:
-    changed = {"max_position_embeddings": 64, "attention_dropout": 0.5}
-    model, _ = load_model("llama7b", device="cpu", path=saved, weights=weights, config=changed)
-    assert model.config.max_position_embeddings == 64
-    assert model.config.attention_dropout == 0.5
-    stock, _ = load_model("llama7b", device="cpu", path=saved, weights=weights)
-    # What our file says of LLaMA-7B is not put upon another model.
-    assert stock.config.hidden_size == model.config.hidden_size == 64
+@pytest.mark.parametrize("name", ["llama7b", "local"])
+def test_changes_reach_the_config_that_lies_with_weights_and_nothing_else_does(
+    saved: Path, name: str, weights: str
+) -> None:
+    # 2048 is what our file says of LLaMA-7B, and 128 what lies at the path.
+    for changed in (64, 2048):
+        model, _ = load_model(
+            name, path=saved, device="cpu", weights=weights, config={"max_position_embeddings": changed}
+        )
+        assert model.config.max_position_embeddings == changed
+    stock, _ = load_model(name, path=saved, device="cpu", weights=weights)
+    written = json.loads((saved / "config.json").read_text())
+    assert {key: getattr(stock.config, key) for key in ("hidden_size", "max_position_embeddings")} == {
+        key: written[key] for key in ("hidden_size", "max_position_embeddings")
+    }
+
+
+def test_weights_are_not_made_another_kind_of_model(saved: Path) -> None:
+    with pytest.raises(
+        SettingError, match=r"^model\.config: model_type mistral given for a llama model; allowed: changes"
+    ):
+        load_model("llama7b", path=saved, device="cpu", config={"model_type": "mistral"})
