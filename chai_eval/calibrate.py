@@ -1,6 +1,6 @@
 """`python -m chai_eval.calibrate`: the offline phase of a model, from its text to the file that methods read.
 
-settings -> model -> samples -> sums (collect) -> sensitivity -> counts (rule) -> memberships -> calibration
+settings -> model -> samples -> sums (collect) -> sensitivity -> counts (rule), memberships -> calibration
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from chai_eval.calibration.collect import Collected, collect, heads_of
 from chai_eval.calibration.command import run_command
 from chai_eval.calibration.folder import held, write_calibration
 from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
-from chai_eval.calibration.sensitivity import layer_divergence
+from chai_eval.calibration.sensitivity import layer_divergence, true_divergences
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens, parse_calibration
 from chai_eval.data.assets import cache_dir
 from chai_eval.data.text import cut, open_text
@@ -45,7 +45,7 @@ Writes <cache>/calibration/<model>/, where methods find it by the model's name. 
 on from where it was.
 """
 
-# Samples that nothing is calibrated on, for testing what was learnt.
+# Samples that nothing is calibrated on, which what was chosen and learnt is tested on.
 HELD_OUT = 4
 
 log = logging.getLogger("chai_eval")
@@ -76,12 +76,13 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     shape, weights = attention_shape(model), fingerprint(model)
     folder = settings.out or cache_dir() / "calibration" / settings.model.name
     samples = cut(text.documents, tokenizer, settings.tokens)
-    held_out = list(itertools.islice(samples, HELD_OUT))
-    if not held_out:
+    measured_on = min(settings.sensitivity_samples, settings.samples)
+    read = list(itertools.islice(samples, HELD_OUT + max(measured_on, HELD_OUT + 1)))
+    if not read:
         raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
     # Where the text is too short for both, what there is serves to calibrate on and to test on.
-    measured = list(itertools.islice(samples, min(settings.sensitivity_samples, settings.samples))) or held_out
-    samples = itertools.chain(measured, samples)
+    held_out, first = (read[:HELD_OUT], read[HELD_OUT:]) if len(read) > 2 * HELD_OUT else (read[:HELD_OUT], read)
+    measured, samples = first[:measured_on], itertools.chain(first, samples)
     with held(folder):
         kept = folder / f".progress-{_progress_key(settings, weights)}"
         found = collect(model, samples, settings, kept / "sums.pt")
@@ -89,11 +90,12 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
         serving = serving_by_count(found.sums.mean("output_cost"), shape.kv_heads)
         predicted = layer_divergence(model, measured, serving, settings.probe_tokens, settings.seed, kept)
         choice = choose(settings, found.sums, predicted[0], serving, predicted[1], shape)
+        divergences = true_divergences(model, held_out, choice.methods(settings.probe_tokens))
         description: dict[str, Any] = {
             "layout": LAYOUT,
             "model": _described(model, settings, weights),
-            "presets": choice.description(),
-            "provenance": _provenance(settings, found, text.name, command),
+            "presets": choice.description(divergences),
+            "provenance": _provenance(settings, found, len(measured), text.name, command),
         }
         if found.predictors:
             description["predictor_recall"] = _recalls(model, found.predictors, held_out)
@@ -141,7 +143,9 @@ def _recalls(model: PreTrainedModel, predictors: Predictors, held_out: Sequence[
     }
 
 
-def _provenance(settings: CalibrationSettings, found: Collected, text: str, command: str) -> dict[str, Any]:
+def _provenance(
+    settings: CalibrationSettings, found: Collected, measured: int, text: str, command: str
+) -> dict[str, Any]:
     from chai_eval.store.provenance import versions
 
     return {
@@ -149,6 +153,7 @@ def _provenance(settings: CalibrationSettings, found: Collected, text: str, comm
         "text_sha256": found.sha256,
         "samples": int(found.sums.samples),
         "tokens": found.tokens,
+        "sensitivity_samples": measured,
         "seed": settings.seed,
         "settings": settings.as_config(),
         "versions": versions(),
@@ -180,7 +185,11 @@ def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
     description = json.loads((folder / "calibration.json").read_text(encoding="utf-8"))
     sys.stdout.write(f"{folder}\n")
     for name, preset in description["presets"].items():
-        sys.stdout.write(f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache, clusters {preset['clusters']}\n")
+        served = preset["output_aware"]["divergence"]
+        sys.stdout.write(
+            f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {preset['divergence']:.3f} under chai, "
+            f"{served:.3f} under output_aware; clusters {preset['clusters']}\n"
+        )
 
 
 if __name__ == "__main__":

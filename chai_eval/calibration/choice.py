@@ -16,6 +16,7 @@ from chai_eval.calibration.folder import runs
 from chai_eval.calibration.medoids import kept_by, representatives
 from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.calibration.sums import Sums
+from chai_eval.methods import Method, build_method
 from chai_eval.methods.calibrated import PRESETS
 
 
@@ -30,7 +31,7 @@ class Preset:
     saving : float
         Share of the K,V cache, as CHAI saves it.
     divergence : float
-        KL divergence that is to be expected of CHAI, in nats per token: what single layers give, added up.
+        KL divergence foretold of CHAI, in nats per token: what single layers give, added up.
     static : Tensor [layers, heads], int64
         For each head the lowest head of its cluster.
     served_counts, served_saving, served_divergence, serving
@@ -57,21 +58,41 @@ class Choice:
     predicted: Tensor
     predicted_serving: Tensor
 
-    def description(self) -> dict[str, Any]:
-        """As `calibration.json` has it."""
+    def methods(self, probe_tokens: int) -> list[Method]:
+        """CHAI and `output_aware` under each preset in turn."""
+        return [
+            method
+            for each in self.presets.values()
+            for method in (
+                build_method("chai", clusters=runs(each.counts), probe_tokens=probe_tokens),
+                build_method("output_aware", membership=each.serving.tolist()),
+            )
+        ]
+
+    def description(self, divergences: Sequence[float]) -> dict[str, Any]:
+        """As `calibration.json` has it.
+
+        Parameters
+        ----------
+        divergences : sequence of float
+            Of the `methods`, measured on text that calibration has not seen.
+        """
+        pairs = zip(divergences[::2], divergences[1::2], strict=True)
         return {
             name: {
                 "clusters": runs(each.counts),
                 "kv_saving": round(each.saving, 6),
                 "predicted_divergence": round(each.divergence, 6),
+                "divergence": round(chai, 6),
                 "output_aware": {
                     "clusters": runs(each.served_counts),
                     "kv_saving": round(each.served_saving, 6),
                     "predicted_divergence": round(each.served_divergence, 6),
+                    "divergence": round(served, 6),
                 },
                 "rule": self.rule,
             }
-            for name, each in self.presets.items()
+            for (name, each), (chai, served) in zip(self.presets.items(), pairs, strict=True)
         }
 
     def tensors(self) -> dict[str, Tensor]:

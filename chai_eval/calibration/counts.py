@@ -46,8 +46,8 @@ def within_tolerance(error: Tensor, share: float) -> list[int]:
 def within_budget(cost: Tensor, kept: Tensor, kv_heads: int, saving: float) -> list[int]:
     """Counts that save a share of the K,V cache, given out greedily where it costs least.
 
-    Each step takes, of all layers and all smaller counts, the one that adds least cost for what it saves; the last step
-    goes no further than needed.
+    Each step takes, of all layers and all smaller counts that save no more than is missing, the one that adds least
+    cost for what it saves.
 
     Parameters
     ----------
@@ -70,13 +70,16 @@ def within_budget(cost: Tensor, kept: Tensor, kv_heads: int, saving: float) -> l
     while (missing := saving - _total(saved, counts)) > 1e-9:
         steps = []
         for layer, count in enumerate(counts):
+            enough = float("inf")  # the least that a step in this layer saves and leaves nothing missing
             for fewer in range(count - 1, 0, -1):
                 gain = float(saved[layer, fewer - 1] - saved[layer, count - 1])
+                if gain > enough + 1e-12:
+                    break
+                if gain >= missing - 1e-9:
+                    enough = gain
                 if gain > 1e-12:
                     more = float(price[layer, fewer - 1] - price[layer, count - 1])
                     steps.append((more / min(gain, missing), gain, layer, fewer))
-                if gain >= missing - 1e-9:  # fewer still would save more than was asked for
-                    break
         if not steps:
             break
         _, _, layer, fewer = min(steps)

@@ -1,9 +1,12 @@
-"""How much the model's predictions change when a single layer is clustered, to second order.
+"""How much the model's predictions change when a single layer is clustered, foretold to second order.
 
 Where heads' outputs change by δ, the KL divergence of next-token distributions is ½ E (Σ g·δ)² up to terms of third
 order: the Fisher information, g being the gradient of the log-probability of tokens drawn from the model's own
-predictions. One pass forth and back tells it of every layer and every count at once, so it can be measured on many
-samples, where running the model under each choice could be on a few.
+predictions. One pass forth and back tells it of every layer and every count at once, so it can be taken over many
+samples, where running the model under each choice could be over a few.
+
+Of the square of the sum over tokens only the squares are kept: what changes at different tokens do together is as often
+for as against, and differs so much from sample to sample that counts would hang on the text.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration.folder import write_text
 from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
+from chai_eval.errors import RunError
+from chai_eval.methods import Method
 
 # From probabilities [tokens, vocabulary] to a token for each.
 Draw = Callable[[Tensor], Tensor]
@@ -48,7 +53,7 @@ class _Watched:
 def layer_divergence(
     model: PreTrainedModel, samples: Sequence[Tensor], serving: Tensor, probe_tokens: int, seed: int, kept: Path
 ) -> tuple[Tensor, Tensor]:
-    """KL divergence of next-token distributions from plain attention's when one layer alone is clustered.
+    """KL divergence of next-token distributions from plain attention's when one layer alone is clustered, foretold.
 
     Parameters
     ----------
@@ -86,12 +91,23 @@ def divergences(
 ) -> tuple[Tensor, Tensor]:
     """The same of one sample and the tokens that are drawn for it, summed over its tokens.
 
-    Changes at different tokens are taken as independent: what they do together is mostly noise of a single draw.
+    Parameters
+    ----------
+    sample : Tensor [tokens], int64
+    draw : callable
+        Draws a token for each place from its probabilities, `[tokens, vocabulary]` to `[tokens]`, on the CPU.
+
+    Raises
+    ------
+    RunError
+        For predictions that are no numbers.
     """
     watched = _Watched()
     with torch.enable_grad(), take_over(model, watched):
         logits = model(input_ids=sample[None].to(model.device), use_cache=False).logits[0]
         logarithms = logits.float().log_softmax(-1)
+        if not torch.isfinite(logits).all():
+            raise RunError("model: its predictions for the calibration text are not all finite; try dtype=float32")
         drawn = draw(logarithms.detach().exp().cpu()).to(logits.device)
         likelihood = logarithms.gather(1, drawn[:, None]).sum()
     layers = sorted(watched.outputs)
@@ -102,6 +118,30 @@ def divergences(
     ]
     chai, fixed = zip(*found, strict=True)
     return torch.stack(chai), torch.stack(fixed)
+
+
+@torch.no_grad()
+def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods: Sequence[Method]) -> list[float]:
+    """KL divergence of next-token distributions from plain attention's under whole methods, as it is.
+
+    Parameters
+    ----------
+    samples : sequence of Tensor [tokens], int64
+
+    Returns
+    -------
+    list of float
+        Means over tokens, in nats.
+    """
+    sums = torch.zeros(len(methods), dtype=torch.float64)
+    for sample in samples:
+        ids = sample[None].to(model.device)
+        stock = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+        for number, method in enumerate(methods):
+            with method.applied(model):
+                other = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+            sums[number] += (stock.exp() * (stock - other)).sum(-1).double().sum().item()
+    return (sums / sum(map(len, samples))).tolist()
 
 
 @torch.no_grad()

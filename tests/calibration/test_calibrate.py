@@ -54,6 +54,8 @@ def test_methods_read_what_calibration_wrote(text: str, tmp_path: Path) -> None:
         # Each merge saves 1/2HL of the cache: the last one is all that may be too much.
         wanted = {"conservative": 0.07, "balanced": 0.14, "aggressive": 0.21}[preset]
         assert 0 <= described["kv_saving"] - wanted <= 1 / (2 * 8 * 4)
+        assert described["divergence"] > 0
+        assert described["output_aware"]["divergence"] > 0
         for method in (
             build_method("chai", clusters=described["clusters"]),
             build_method("chai_static", membership=str(folder), preset=preset),
@@ -122,6 +124,19 @@ def test_fewer_samples_than_asked_are_used_and_said(
         folder = calibrate(settings(text, tmp_path / "c", "samples=100000"), "command")
     samples = json.loads((folder / "calibration.json").read_text())["provenance"]["samples"]
     assert any("100000 samples" in each.message and f"{samples} samples" in each.message for each in caplog.records)
+
+
+@pytest.mark.parametrize(("samples", "calibrated", "measured"), [(1, 1, 1), (3, 3, 2), (8, 8, 2), (9, 5, 2)])
+def test_of_a_short_text_nothing_is_held_out_that_calibration_needs(
+    text: str, tmp_path: Path, samples: int, calibrated: int, measured: int
+) -> None:
+    short = tmp_path / "short.txt"
+    words = Path(text).read_text().split()
+    tokenizer = load_model("tiny_llama_random", device="cpu")[1]
+    short.write_text(tokenizer.decode(tokenizer(" ".join(words))["input_ids"][: samples * 31]))
+    folder = calibrate(settings(str(short), tmp_path / "c"), "command")
+    provenance = json.loads((folder / "calibration.json").read_text())["provenance"]
+    assert (provenance["samples"], provenance["sensitivity_samples"]) == (calibrated, measured)
 
 
 @pytest.mark.parametrize("rule", ["elbow", "tolerance"])

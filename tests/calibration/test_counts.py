@@ -61,6 +61,13 @@ def test_no_more_is_saved_than_asked_for_where_fewer_clusters_happen_to_cost_les
         assert saving <= reached + 1e-9 < saving + 1 / (2 * HEADS * LAYERS) + 1e-9
 
 
+def test_of_counts_that_save_the_same_the_cheapest_is_taken() -> None:
+    kept = torch.tensor([[1.0, 1, 1, 2, 2, 2, 3, 3, 3]])  # nine heads share three K/V heads
+    cost = torch.tensor([[9.0, 8, 7, 1, 5, 6, 0.3, 0.2, 0]])
+    assert within_budget(cost, kept, 3, 1 / 6) == [4]
+    assert within_budget(cost, kept, 3, 2 / 6) == [3]
+
+
 def test_a_budget_out_of_reach_gives_what_comes_closest() -> None:
     assert within_budget(convex(), OWN, HEADS, 0.49) == [1] * LAYERS
 

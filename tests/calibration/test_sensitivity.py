@@ -12,7 +12,9 @@ import torch
 
 from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration import sensitivity
-from chai_eval.calibration.sensitivity import divergences, layer_divergence
+from chai_eval.calibration.sensitivity import divergences, layer_divergence, true_divergences
+from chai_eval.errors import RunError
+from chai_eval.methods import build_method
 from tests.attention.tiny import HEADS, LAYERS, MODELS, VOCABULARY, HeadLoop, chai_loop, looped_logits, requests
 
 LENGTH = 9
@@ -112,3 +114,24 @@ def test_the_model_is_left_as_it_was_and_what_is_known_is_not_measured_again(
     monkeypatch.setattr(sensitivity, "divergences", never)
     again = layer_divergence(model, samples, serving, 5, 1, tmp_path)
     assert torch.equal(torch.stack(first), torch.stack(again))
+
+
+def test_divergences_of_whole_methods_are_those_of_loops() -> None:
+    model = MODELS["llama"]()
+    samples = requests([12, 20])
+    counts = [3, HEADS, 5]
+    stock, clustered = (looped_logits(model, samples, chai_loop(each)) for each in ([HEADS] * LAYERS, counts))
+    pairs = [(a.log_softmax(-1), b.log_softmax(-1)) for a, b in zip(stock, clustered, strict=True)]
+    whole = sum((a.exp() * (a - b)).sum().item() for a, b in pairs) / 32
+    methods = [build_method("chai", clusters=[[HEADS, LAYERS]]), build_method("chai", clusters=counts)]
+    # Logits within 1e-4 of each other, and a divergence of their order.
+    assert true_divergences(model, samples, methods) == pytest.approx([0, whole], rel=1e-3, abs=1e-6)
+
+
+def test_predictions_that_are_no_numbers_are_said_in_one_line() -> None:
+    model = MODELS["llama"]()
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    serving = torch.zeros(LAYERS, HEADS, HEADS, dtype=torch.int64)
+    with pytest.raises(RunError, match=r"^model: its predictions for the calibration text are not all finite"):
+        divergences(model, requests([12])[0], serving, 5, lambda likely: likely.argmax(-1))
