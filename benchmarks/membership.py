@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.common import Row, compared, finish, numbers, parser
+from benchmarks.common import Row, compared, finish, numbers, parser, positive
 from benchmarks.common import in_turn as timed_in_turn
 from chai_eval.attention import membership_of, probe_features, probe_probabilities
 
-HEADS, HEAD_DIM, PROBE = 32, 128, 5
+HEAD_DIM, PROBE = 128, 5
+# Heads and clusters of LLaMA-7B's deeper layers by the published counts, and of the default model.
+SHAPES = ("32:4", "9:3")
 # Promised for so many requests at once; fewer leave more of the time to the number of operations, more leave less.
 PROMISED = {64: 10.0}
 # A turn is the membership of several layers, as in a pass through a model.
@@ -22,16 +24,19 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     """Time both, print the table, write the record."""
     options = parser(__doc__, repetitions=9)
     options.add_argument("--requests", type=numbers, default=[16, 64, 256])
-    options.add_argument("--clusters", type=int, default=4)
+    options.add_argument("--shapes", nargs="+", default=list(SHAPES), help="heads:clusters of a layer")
     arguments = options.parse_args(given)
     device = torch.device(arguments.device)
-    rows = [row(requests, arguments.clusters, device, arguments.repetitions) for requests in arguments.requests]
+    rows = []
+    for shape in arguments.shapes:
+        heads, clusters = (positive(each) for each in shape.split(":"))
+        rows += [row(requests, heads, clusters, device, arguments.repetitions) for requests in arguments.requests]
     return finish("membership", rows, arguments)
 
 
-def row(requests: int, clusters: int, device: torch.device, repetitions: int) -> Row:
+def row(requests: int, heads: int, clusters: int, device: torch.device, repetitions: int) -> Row:
     """Time one number of requests."""
-    layers = [features_of(requests, device, seed) for seed in range(LAYERS)]
+    layers = [features_of(requests, heads, device, seed) for seed in range(LAYERS)]
     same = 0
     for features in layers:
         found = membership_of(features, clusters).cluster.cpu()
@@ -48,19 +53,19 @@ def row(requests: int, clusters: int, device: torch.device, repetitions: int) ->
     per_layer = {name: [each / LAYERS for each in times] for name, times in seconds.items()}
     return Row(
         "membership of a layer",
-        f"{requests} requests, {HEADS} → {clusters}, {device}; {same} of {LAYERS * requests} partitions equal",
+        f"{requests} requests, {heads} → {clusters}, {device}; {same} of {LAYERS * requests} partitions equal",
         "scipy cdist + scikit-learn per request",
         compared(per_layer, "one by one", "ours"),
         PROMISED.get(requests) if device.type == "cpu" else None,
         None,
-        {"requests": requests, "equal_partitions": same, "seconds": per_layer},
+        {"requests": requests, "heads": heads, "clusters": clusters, "equal_partitions": same, "seconds": per_layer},
     )
 
 
-def features_of(requests: int, device: torch.device, seed: int) -> Tensor:
+def features_of(requests: int, heads: int, device: torch.device, seed: int) -> Tensor:
     """What heads of random queries and keys attend to over the probe tokens: `[requests, heads, 15]`."""
     generator = torch.Generator().manual_seed(seed)
-    query, key = (torch.randn(requests, HEADS, PROBE, HEAD_DIM, generator=generator).to(device) for _ in range(2))
+    query, key = (torch.randn(requests, heads, PROBE, HEAD_DIM, generator=generator).to(device) for _ in range(2))
     return probe_features(probe_probabilities(query, key, HEAD_DIM**-0.5))
 
 

@@ -41,7 +41,7 @@ def test_the_cache_of_the_papers_model_is_what_the_formula_says(tmp_path: Path) 
 
 
 def test_memberships_that_are_timed_are_scikit_learns(tmp_path: Path) -> None:
-    (row,) = membership.main(["--requests", "5", "--repetitions", "1", "--out", str(tmp_path)])
+    (row,) = membership.main(["--requests", "5", "--shapes", "32:4", "--repetitions", "1", "--out", str(tmp_path)])
     assert row.details["equal_partitions"] == 5 * membership.LAYERS
 
 
@@ -55,6 +55,6 @@ def test_the_table_says_what_is_promised_and_whether_it_is_kept() -> None:
 
 
 def test_the_table_that_is_written_has_the_rows_of_every_record(tmp_path: Path) -> None:
-    (first,) = membership.main(["--requests", "5", "--repetitions", "1", "--out", str(tmp_path)])
+    (first,) = membership.main(["--requests", "5", "--shapes", "32:4", "--repetitions", "1", "--out", str(tmp_path)])
     (second,) = prefill.main(["--queries", "32", "--repetitions", "1", "--out", str(tmp_path)])
     assert table(all_of_them.recorded(tmp_path)) == table([second, first])
