@@ -78,9 +78,8 @@ def at_one_saving(
     bends = elbows(curves)
     by_curve = [only_what_saves(towards(bends, shape.heads, share), kept, shape.kv_heads) for share in SHARES]
     elbow = min(by_curve, key=lambda each: abs(kv_saving(each, kept, shape.kv_heads) - saving))
-    at_elbows = kv_saving(elbow, kept, shape.kv_heads)
     found: dict[str, tuple[Method, float | None]] = {
-        "chai, elbow counts": (build_method("chai", clusters=runs(elbow)), at_elbows),
+        "chai, elbow counts": (build_method("chai", clusters=runs(elbow)), kv_saving(elbow, kept, shape.kv_heads)),
         "chai, budget counts, first": (build_method("chai", clusters=runs(counts)), saving),
         "chai, budget counts, medoid": (build_method("chai", clusters=runs(counts), representative="medoid"), saving),
         "v_reuse, budget counts": (build_method("v_reuse", clusters=runs(counts)), None),
@@ -91,9 +90,10 @@ def at_one_saving(
     for features in ("last_row", "probe"):
         static = static_membership(known.tensor(f"distance.{features}").double(), counts).tolist()
         found[f"chai_static, {features}"] = (build_method("chai_static", membership=static), saving)
-    for label, given in (("budget", counts), ("elbow", elbow)):
+    same = {"budget": counts, "elbow": elbow} | ({} if own is None else {"given": list(cluster_counts(own, model))})
+    for label, given in same.items():
         serving = serving_heads(cost, given, shape.kv_heads).tolist()
-        at = saving if label == "budget" else at_elbows
+        at = kv_saving(given, kept, shape.kv_heads)
         found[f"output_aware, chai's {label} counts"] = (build_method("output_aware", membership=serving), at)
     served = float(known.description["presets"][preset]["output_aware"]["kv_saving"])
     for adaptive in (False, True):
