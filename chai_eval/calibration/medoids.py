@@ -80,11 +80,6 @@ def kept_by(count: int, heads: int, kv_heads: int) -> int:
     return math.ceil(count * kv_heads / heads)
 
 
-def serving_cost(cost: Tensor, serving: Tensor) -> Tensor:
-    """Total cost of an assignment of serving heads, as `representatives` gives it."""
-    return cost.gather(1, serving[:, None]).sum()
-
-
 def _rows(rows: list[list[tuple[int, int]]], width: int) -> coo_array:
     entries = [(row, column, value) for row, each in enumerate(rows) for column, value in each]
     at, columns, values = zip(*entries, strict=True)
