@@ -62,6 +62,7 @@ class Rows:
     keys: int | None = None
     aligned: bool = False
     _seen: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _ahead: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -189,6 +190,13 @@ class Rows:
         """Every column sees the columns up to its own, and nothing else is masked."""
         windowed = window is not None and window < (self.keys or self.length)
         return self.branch is None and self.past is None and not windowed
+
+    def ahead(self, queries: int, device: torch.device) -> Tensor:
+        """Which of the columns that so many queries stand in lie ahead of each: `[queries, queries]`, bool."""
+        asked = (queries, device)
+        if asked not in self._ahead:  # every block, cluster and layer asks the same
+            self._ahead[asked] = torch.ones(queries, queries, dtype=torch.bool, device=device).triu(1)
+        return self._ahead[asked]
 
     def visible(self, first: int, last: int, window: int | None = None) -> Tensor | None:
         """What the queries in columns `first` to `last - 1` see among the first `key_columns(last)` keys.

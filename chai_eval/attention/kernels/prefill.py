@@ -184,8 +184,7 @@ def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, wind
         _scores_in_steps(query, key, first) if plain and may_write_in_place(query) else query @ key.transpose(-1, -2)
     )
     if plain:  # only the keys that stand among the queries can lie ahead of one
-        ahead = torch.ones(queries, queries, dtype=torch.bool, device=key.device).triu(1)
-        scores[..., first:].masked_fill_(ahead, float("-inf"))
+        scores[..., first:].masked_fill_(rows.ahead(queries, key.device), float("-inf"))
     else:
         seen = rows.visible(first, last, window)
         assert seen is not None
