@@ -84,13 +84,13 @@ def at_one_saving(
         "chai, budget counts, medoid": (build_method("chai", clusters=runs(counts), representative="medoid"), saving),
         "v_reuse, budget counts": (build_method("v_reuse", clusters=runs(counts)), None),
     }
+    same = {"budget": counts, "elbow": elbow}
     if own is not None:
-        mine = list(cluster_counts(own, model))
+        same["given"] = mine = list(cluster_counts(own, model))
         found["chai, given counts"] = (build_method("chai", clusters=own), kv_saving(mine, kept, shape.kv_heads))
     for features in ("last_row", "probe"):
         static = static_membership(known.tensor(f"distance.{features}").double(), counts).tolist()
         found[f"chai_static, {features}"] = (build_method("chai_static", membership=static), saving)
-    same = {"budget": counts, "elbow": elbow} | ({} if own is None else {"given": list(cluster_counts(own, model))})
     for label, given in same.items():
         serving = serving_heads(cost, given, shape.kv_heads).tolist()
         at = kv_saving(given, kept, shape.kv_heads)

@@ -81,7 +81,7 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     if not read:
         raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
     # Where the text is too short for both, what there is serves to calibrate on and to test on.
-    held_out, first = (read[:HELD_OUT], read[HELD_OUT:]) if len(read) > 2 * HELD_OUT else (read[:HELD_OUT], read)
+    held_out, first = read[:HELD_OUT], read[HELD_OUT:] if len(read) > 2 * HELD_OUT else read
     measured, samples = first[:measured_on], itertools.chain(first, samples)
     with held(folder):
         kept = folder / f".progress-{_progress_key(settings, weights)}"

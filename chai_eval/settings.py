@@ -75,6 +75,11 @@ class ModelSettings:
     default_limit: int | None = None
     paper: str | None = None
 
+    @property
+    def whole_config(self) -> dict[str, Any]:
+        """The architecture with the changes to it: what a model is built from where no config lies at `path`."""
+        return {**self.architecture, **self.config}
+
     def plain(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {**asdict(self), "architecture": dict(self.architecture), "config": dict(self.config)}

@@ -219,6 +219,6 @@ def _model_facts(model: PreTrainedModel, source: ModelSettings | None) -> dict[s
         **vars(shape),
     }
     if source is not None and source.layers is not None:
-        whole = {**source.architecture, **source.config}.get("num_hidden_layers")
+        whole = source.whole_config.get("num_hidden_layers")
         facts["layers_kept"] = f"{source.layers} of its {f'{whole} ' if whole else ''}layers only"
     return facts

@@ -149,7 +149,7 @@ def _random(settings: ModelSettings, folder: Path | None, device: torch.device, 
             raise SettingError(
                 f"model.revision: {settings.revision} given for a model that is built from model.config; allowed: null"
             )
-        config = with_changes(config_from_mapping({**settings.architecture, **settings.config}), {}, settings.layers)
+        config = with_changes(config_from_mapping(settings.whole_config), {}, settings.layers)
     else:
         config = with_changes(_config_at(settings, folder), settings.config, settings.layers)
     return random_model(
