@@ -23,7 +23,7 @@ LAYERS = 8
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Time both, print the table, write the record."""
     options = parser(__doc__, repetitions=9)
-    options.add_argument("--requests", type=numbers, default=[16, 64, 256])
+    options.add_argument("--requests", type=numbers, default=[1, 16, 64, 256])
     options.add_argument("--shapes", nargs="+", default=list(SHAPES), help="heads:clusters of a layer")
     arguments = options.parse_args(given)
     device = torch.device(arguments.device)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-Representative = Literal["first", "medoid"]
+from chai_eval.attention.linkage import TIE, merge_order
 
-# Distances are compared in whole steps of this; those that round to the same step are a tie. They are computed in
-# float64 from probabilities in float32: two heads that attend exactly alike differ by rounding of about 1e-16. Heads
-# that nearly all look at one token differ by the square of the little that they look elsewhere, which may be 1e-10.
-TIE = 2.0**-40
+Representative = Literal["first", "medoid"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     Parameters
     ----------
     distance : Tensor [rows, heads, heads], float64
-        Symmetric.
+        Symmetric, from 0 to 2.
     clusters : int
         1 to heads.
 
@@ -85,12 +83,13 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
         For each head the lowest head of its cluster.
     """
     rows, heads, _ = distance.shape
-    lowest = torch.arange(rows * heads, device=distance.device)
-    kept, given_up = merge_order(distance, clusters)
-    lowest.index_copy_(0, given_up.flatten(), kept.flatten())
+    first = np.arange(0, rows * heads, heads)
+    lowest = np.arange(rows * heads)
+    kept, given_up = (merge_order(distance.numpy(force=True), clusters) + first).swapaxes(0, 1)
+    lowest[given_up] = kept
     for _ in range(max(heads - 1, 1).bit_length()):  # follow merges of merges
-        lowest = lowest.index_select(0, lowest)
-    return (lowest % heads).view(rows, heads)
+        lowest = lowest.take(lowest)
+    return torch.from_numpy(lowest.reshape(rows, heads) - first[:, None]).to(distance.device)
 
 
 def partitions(distance: Tensor) -> Tensor:
@@ -99,7 +98,7 @@ def partitions(distance: Tensor) -> Tensor:
     Parameters
     ----------
     distance : Tensor [rows, heads, heads], float64
-        Symmetric.
+        Symmetric, from 0 to 2.
 
     Returns
     -------
@@ -107,79 +106,10 @@ def partitions(distance: Tensor) -> Tensor:
         Entry (row, k - 1, head): the lowest head of the head's cluster when there are k.
     """
     rows, heads, _ = distance.shape
-    lowest = torch.arange(heads, device=distance.device).expand(rows, -1)
-    found = [lowest]
-    for kept, given_up in zip(*merge_order(distance, 1), strict=True):
-        keep, gone = ((each % heads)[:, None] for each in (kept, given_up))
-        lowest = torch.where(lowest == gone, keep, lowest)
-        found.append(lowest)
-    return torch.stack(found[::-1], dim=1)
-
-
-@torch.no_grad()
-def merge_order(distance: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """Which heads average linkage merges, in order, until a number of clusters is left.
-
-    Each step merges the two clusters with the smallest mean distance; among ties, the pair with the lowest heads.
-    The distance of a merged cluster to another is the mean weighted by size (Lance and Williams, 1967).
-
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads], float64
-        Symmetric.
-    clusters : int
-        1 to heads.
-
-    Returns
-    -------
-    Tensor [heads - clusters, rows], int64
-        Lowest head of the first cluster of each merge, which names what was merged from then on.
-    Tensor [heads - clusters, rows], int64
-        Lowest head of the second. Both are counted through all rows: head h of row r is r · heads + h.
-    """
-    # A batch is small, so what a step costs is its number of operations and of tensors that it makes: none, which is a
-    # tenth less time. Distances are whole numbers of `TIE`, and so are means of them once rounded: the same on every
-    # device and in every batch, with ties that are equal to the bit.
-    rows, heads, _ = distance.shape
-    steps, device, infinite = heads - clusters, distance.device, float("inf")
-    # What is no number (of a model gone wrong, which scoring tells) counts as nearest, so that clusters stay clusters.
-    apart = (distance * (1 / TIE)).round_().nan_to_num_(0.0)
-    apart.diagonal(dim1=-2, dim2=-1).fill_(infinite)
-    by_head, entries = apart.view(rows * heads, heads), apart.view(rows, heads * heads)
-    first = torch.arange(0, rows * heads, heads, device=device)  # head of each row
-    column = torch.arange(0, heads * heads, heads, device=device)  # of head 0 in `entries`
-    size = torch.ones(rows * heads, dtype=apart.dtype, device=device)
-    # Infinite for heads that were merged into another: their columns are not kept up.
-    gone_already = torch.zeros(rows, heads, dtype=apart.dtype, device=device)
-    gone_by_head = gone_already.view(-1)
-    nearest, merged, other = (torch.empty_like(gone_already) for _ in range(3))
-    count, more = size.new_empty(2, rows)
-    keep = torch.empty_like(first)
-    each_count, each_more, each_keep = count.unsqueeze(1), more.unsqueeze(1), keep.unsqueeze(1)
-    to_column = first.new_empty(rows, heads)
-    kept, given_up = first.new_empty(2, steps, rows)
-    for step, (at_keep, at_gone) in enumerate(zip(kept.unbind(), given_up.unbind(), strict=True)):
-        # The first head that has a smallest distance, then its first partner at that distance: lowest heads first.
-        torch.amin(apart, 1, out=nearest)
-        torch.argmin(nearest.add_(gone_already), 1, out=keep)
-        torch.add(keep, first, out=at_keep)
-        torch.index_select(by_head, 0, at_keep, out=merged)
-        torch.argmin(merged.add_(gone_already), 1, out=at_gone)
-        at_gone.add_(first)
-        if step == steps - 1:
-            break
-        torch.index_select(by_head, 0, at_gone, out=other)
-        torch.index_select(size, 0, at_keep, out=count)
-        torch.index_select(size, 0, at_gone, out=more)
-        merged.mul_(each_count).addcmul_(other, each_more)
-        count.add_(more)
-        merged.div_(each_count).round_()
-        by_head.index_copy_(0, at_keep, merged)
-        entries.scatter_(1, torch.add(column, each_keep, out=to_column), merged)
-        by_head.index_fill_(0, at_gone, infinite)
-        gone_by_head.index_fill_(0, at_gone, infinite)
-        size.index_copy_(0, at_keep, count)
-    return kept, given_up
+    found = [np.broadcast_to(np.arange(heads), (rows, heads))]
+    for kept, given_up in merge_order(distance.numpy(force=True), 1):
+        found.append(np.where(found[-1] == given_up[:, None], kept[:, None], found[-1]))
+    return torch.from_numpy(np.stack(found[::-1], axis=1)).to(distance.device)
 
 
 def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
@@ -192,12 +122,10 @@ def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
     clusters : int
         Number of clusters in every row.
     """
-    heads = lowest.shape[1]
+    rows, heads = lowest.shape
     is_first = lowest == torch.arange(heads, device=lowest.device)
     number = is_first.cumsum(1) - 1
-    # A stable sort puts the first heads in front, in order.
-    first = torch.argsort((~is_first).to(torch.uint8), dim=1, stable=True)[:, :clusters]
-    return Membership(number.gather(1, lowest), first)
+    return Membership(number.gather(1, lowest), is_first.nonzero()[:, 1].view(rows, clusters))
 
 
 def medoids(distance: Tensor, membership: Membership) -> Tensor:
@@ -236,9 +164,9 @@ def membership_of(features: Tensor, clusters: int, representative: Representativ
         The partition of scikit-learn's `AgglomerativeClustering(metric="precomputed", linkage="average")` on the same
         distances wherever no two of them tie.
     """
-    with torch.inference_mode():  # a tenth less time: many small operations, of which nothing is kept track
-        distance = cosine_distance(features)
+    with torch.inference_mode():
+        distance = cosine_distance(features.cpu())  # on the host, so that every device gives the same membership
         found = membership_from_labels(average_linkage(distance, clusters), clusters)
         representatives = medoids(distance, found) if representative == "medoid" else found.representative
     # Copies are ordinary tensors again, which may take part in what is differentiated.
-    return Membership(found.cluster.clone(), representatives.clone())
+    return Membership(*(each.to(features.device, copy=True) for each in (found.cluster, representatives)))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from chai_eval.attention import Membership, Plan, probe_features, probe_probabilities
-from chai_eval.attention.membership import TIE, cosine_distance
+from chai_eval.attention.linkage import TIE
+from chai_eval.attention.membership import cosine_distance
 from chai_eval.errors import SettingError
 from chai_eval.methods.checks import flag, positive
 from chai_eval.methods.fixed import SETTING, FixedMembership, membership_by_representative
