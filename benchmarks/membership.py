@@ -53,7 +53,8 @@ def row(requests: int, heads: int, clusters: int, device: torch.device, repetiti
     per_layer = {name: [each / LAYERS for each in times] for name, times in seconds.items()}
     return Row(
         "membership of a layer",
-        f"{requests} requests, {heads} → {clusters}, {device}; {same} of {LAYERS * requests} partitions equal",
+        f"{requests} request{'s' * (requests > 1)}, {heads} → {clusters}, {device}; "
+        f"{same} of {LAYERS * requests} partitions equal",
         "scipy cdist + scikit-learn per request",
         compared(per_layer, "one by one", "ours"),
         PROMISED.get(requests) if device.type == "cpu" else None,

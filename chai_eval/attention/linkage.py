@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 # that nearly all look at one token differ by the square of the little that they look elsewhere, which may be 1e-10.
 TIE = 2.0**-40
 
+# Rows so few that one after the other takes less time: plain slices cost less than gathering from all rows at once.
+FEW = 2
+
 
 def merge_order(distance: NDArray[np.float64], clusters: int) -> NDArray[np.intp]:
     """Which heads average linkage merges, in order, until a number of clusters is left.
@@ -34,14 +37,39 @@ def merge_order(distance: NDArray[np.float64], clusters: int) -> NDArray[np.intp
         Of each merge the lowest head of the first cluster, which names what was merged from then on, and that of the
         second.
     """
-    rows, heads, _ = distance.shape
     # Distances are whole numbers of `TIE`, and so are means of them once rounded: the same in every batch, with ties
     # that are equal to the bit. What is no number (of a model gone wrong, which scoring tells) counts as nearest, so
     # that clusters stay clusters.
-    apart = np.rint(distance * (1 / TIE))
+    apart = np.rint(distance * (1 / TIE), order="C")
     np.fmax(apart, 0, out=apart)
+    rows, heads, _ = apart.shape
+    apart.reshape(rows, heads * heads)[:, :: heads + 1] = np.inf
+    if 0 < rows <= FEW:
+        return np.stack([_merge_order_of_one(each, clusters) for each in apart], axis=-1)
+    return _merge_order_of_many(apart, clusters)
+
+
+def _merge_order_of_one(apart: NDArray[np.float64], clusters: int) -> NDArray[np.intp]:
+    """The merges `[heads - clusters, 2]` of one row's distances `[heads, heads]`, which are lost."""
+    heads = len(apart)
+    size = [1] * heads
+    merges = np.empty((heads - clusters, 2), np.intp)
+    for merge in merges:
+        merge[:] = keep, gone = divmod(int(apart.argmin()), heads)  # the first smallest: lowest heads among ties
+        merged = apart[keep]
+        merged *= size[keep]
+        merged += apart[gone] * size[gone]
+        size[keep] += size[gone]
+        merged /= size[keep]
+        apart[:, keep] = np.rint(merged, out=merged)
+        apart[gone] = apart[:, gone] = np.inf  # nobody's nearest from now on
+    return merges
+
+
+def _merge_order_of_many(apart: NDArray[np.float64], clusters: int) -> NDArray[np.intp]:
+    """The merges `[heads - clusters, 2, rows]` of all rows' distances `[rows, heads, heads]`, which are lost."""
+    rows, heads, _ = apart.shape
     flat, by_head, by_row = apart.reshape(-1), apart.reshape(rows * heads, heads), apart.reshape(rows, heads * heads)
-    by_row[:, :: heads + 1] = np.inf
     first = np.arange(0, rows * heads, heads)  # head of each row
     column = np.arange(0, apart.size, heads).reshape(rows, heads)  # of head 0: where in `flat` it is
     size = np.ones(rows * heads)
@@ -51,7 +79,7 @@ def merge_order(distance: NDArray[np.float64], clusters: int) -> NDArray[np.intp
     closest = np.empty(rows, np.intp)
     merges = np.empty((heads - clusters, 2, rows), np.intp)
     for merge in merges:
-        by_row.argmin(1, out=closest)  # the first smallest entry: the lowest heads among ties
+        by_row.argmin(1, out=closest)
         np.divmod(closest, heads, out=(merge[0], merge[1]))
         pair = merge + first
         count, more = size.take(pair)

@@ -67,6 +67,24 @@ def test_ties_merge_the_lowest_heads_in_every_batch() -> None:
     assert torch.equal(alone.cluster[0], membership_of(features, 4).cluster[3])
 
 
+@pytest.mark.parametrize("clusters", [1, 3, 8])
+def test_rows_merge_alone_as_they_do_at_once_ties_and_all(clusters: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Whole numbers up to 3 of 8 heads: most merges are ties.
+    steps = torch.randint(1, 4, (40, 8, 8), generator=generator).double().triu(1)
+    distance = (steps + steps.transpose(1, 2)) / 4
+    at_once = average_linkage(distance, clusters)
+    for few in (1, 2):
+        alone = [average_linkage(rows, clusters) for rows in distance.split(few)]
+        assert torch.equal(torch.cat(alone), at_once)
+
+
+def test_distances_in_another_order_of_memory_are_the_same_distances() -> None:
+    distance = cosine_distance(probe_like(5, 9))
+    strided = distance.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    assert torch.equal(average_linkage(strided, 3), average_linkage(distance, 3))
+
+
 def test_one_probe_token_tells_heads_nothing_apart_and_still_gives_the_asked_count() -> None:
     found = membership_of(torch.ones(2, 6, 1), 3)
     assert found.cluster.tolist() == [[0, 0, 0, 0, 1, 2]] * 2
