@@ -17,9 +17,6 @@ LOWEST = [0, 1, 0, 3, 1, 0]
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "BLOCK_QUERIES", 24)
-    monkeypatch.setattr(prefill, "WIDE_BLOCK_QUERIES", 24)
-    monkeypatch.setattr(prefill, "TRIANGLE_QUERIES", 5)
-    monkeypatch.setattr(prefill, "SCORE_QUERIES", 7)
 
 
 @pytest.mark.parametrize("length", [17, 24, 48, 61])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from chai_eval.attention.kernels.products import multiplies, with_keys, with_values
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.rows import Rows
 
@@ -46,23 +47,30 @@ def attend(
     room = value.shape[2]
     kept_query = kept_query * scaling
     if slot is None:
-        scores = torch.matmul(kept_query, kept_key.transpose(-1, -2))
+        scores = with_keys(kept_query.flatten(0, 1), kept_key.flatten(0, 1)).view(count, -1, queries, room)
     else:
         # Every representative against every kept key head, and the right one taken: keys are read once, not copied.
-        every = torch.matmul(kept_query[:, :, None], kept_key[:, None].transpose(-1, -2))
-        where = slot[:, :, None, None, None].expand(-1, -1, 1, queries, room)
-        scores = every.gather(2, where)[:, :, 0]
+        clusters, kept = kept_query.shape[1], kept_key.shape[1]
+        everyone = kept_query.flatten(1, 2)[:, None].expand(-1, kept, -1, -1)
+        every = with_keys(everyone.flatten(0, 1), kept_key.flatten(0, 1)).view(-1, queries, room)
+        # Of row r the kept head k and cluster c: entry (r * kept + k) * clusters + c.
+        first_kept = torch.arange(0, count * kept, kept, device=slot.device)[:, None]
+        where = (first_kept + slot) * clusters + torch.arange(clusters, device=slot.device)
+        scores = every.index_select(0, where.flatten()).view(count, clusters, queries, room)
     seen = rows.visible(first, first + queries, window)
     if seen is None and rows.past is None:  # plain causality: a short request from its first token on
         seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril()
     if seen is not None:
         scores[..., :keys].masked_fill_(~seen, float("-inf"))
     scores[..., keys:] = float("-inf")
-    probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    of_head = probabilities.gather(1, membership.cluster[:, :, None, None].expand(-1, -1, queries, room))
+    probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype if multiplies(value) else torch.float32)
+    # Heads are taken whole: a gather by elements would take longer than all else but the products.
+    first_cluster = torch.arange(0, count * scores.shape[1], scores.shape[1], device=scores.device)[:, None]
+    of_head = probabilities.flatten(0, 1).index_select(0, (first_cluster + membership.cluster).flatten())
     # Heads that share a value head are rows of one product.
-    joint = of_head.reshape(count, kv_heads, heads // kv_heads * queries, room)
-    return torch.matmul(joint, value).view(count, heads, queries, value.shape[-1])
+    joint = of_head.view(count * kv_heads, heads // kv_heads * queries, room)
+    out = with_values(joint, value.flatten(0, 1))
+    return out.view(count, heads, queries, value.shape[-1]).to(value.dtype)
 
 
 def _reads_whole(kept_key: Tensor, value: Tensor) -> bool:
@@ -70,4 +78,5 @@ def _reads_whole(kept_key: Tensor, value: Tensor) -> bool:
 
     PyTorch's product of low precision on a CPU copies a view before it reads it. Free room holds zeros.
     """
-    return value.device.type == "cpu" and value.dtype != torch.float32 and kept_key.shape[2] == value.shape[2]
+    low = value.device.type == "cpu" and value.dtype != torch.float32 and multiplies(value)
+    return low and kept_key.shape[2] == value.shape[2]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from chai_eval.attention.kernels.products import multiplies
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.rows import Rows
 
 # Queries taken at a time: a block looks only at keys up to its last query, so smaller blocks leave more of what is
 # masked uncomputed, and larger ones make wider products.
 BLOCK_QUERIES = 256
-# The same where squares above the diagonal are left out, down to so many queries: a larger block then wastes nothing.
-WIDE_BLOCK_QUERIES, TRIANGLE_QUERIES = 512, 64
-# Queries whose products with keys are computed at a time, where those ahead are left out.
-SCORE_QUERIES = 128
 # Elements of probabilities held at once, over all rows and clusters. In float32 this is 64 MiB.
 BLOCK_ELEMENTS = 1 << 24
 
@@ -76,16 +74,22 @@ def attend(
     -------
     Tensor [rows, heads, queries, head_dim]
     """
-    count, queries = kept_query.shape[0], kept_query.shape[2]
-    heads = membership.cluster.shape[1]
+    if not multiplies(value):
+        query, key, exact = kept_query.float(), kept_key.float(), value.float()
+        return attend(query, key, exact, membership, rows, scaling, first, window).to(value.dtype)
     if may_write_in_place(value):
         return _attend_one_row(kept_query, kept_key, value, membership, rows, scaling, first, window)
+    count, queries = kept_query.shape[0], kept_query.shape[2]
+    heads = membership.cluster.shape[1]
+    query = kept_query * scaling
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
-    for start, stop, probabilities in probability_blocks(
-        kept_query * scaling, kept_key, rows, first, window, BLOCK_QUERIES
-    ):
-        keys, block = probabilities.shape[-1], out[:, :, start:stop]
+    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2], BLOCK_QUERIES):
+        keys = rows.key_columns(first + stop)
+        scores = query[:, :, start:stop] @ kept_key[:, :, :keys].transpose(-1, -2)
+        _hide(scores, rows, first + start, window)
+        probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+        block = out[:, :, start:stop]
         for group, beside in values:
             # Where all clusters are of one size they stand in order, and need no copy.
             shared = probabilities.flatten(0, 1) if len(values) == 1 else probabilities[group.row, group.cluster]
@@ -105,109 +109,55 @@ def _attend_one_row(
     first: int,
     window: int | None,
 ) -> Tensor:
-    """The same for a single request, cluster by cluster, so that what is held besides the output stays small.
+    """The same for a single request, cluster by cluster, in memory that all clusters use.
 
-    Memory that a call frees, the allocator may give back to the system; the next call then pays to get it again.
+    It stays in the processor's caches; and what is freed the allocator may give back to the system, to be paid for
+    again in the next call.
     """
-    queries, head_dim = kept_query.shape[2], value.shape[-1]
-    cluster, query = membership.cluster[0], kept_query * scaling
-    keys_per_token = value[0, :, : rows.key_columns(first + queries)].transpose(0, 1)  # [keys, kv_heads, head_dim]
+    queries, head_dim, keys = kept_query.shape[2], value.shape[-1], rows.key_columns(first + kept_query.shape[2])
+    cluster = membership.cluster[0].tolist()
+    members = [[head for head, of in enumerate(cluster) if of == number] for number in range(membership.clusters)]
+    most, heads_per_value = max(map(len, members)), len(cluster) // value.shape[1]
+    blocks = list(query_blocks(queries, keys, BLOCK_QUERIES))
+    query, block = kept_query[0] * scaling, blocks[0][1] * keys
+    score_room, value_room, joint_room = (
+        value.new_empty(size) for size in (block, keys * most * head_dim, queries * most * head_dim)
+    )
+    probability_room = torch.empty_like(score_room, dtype=torch.float32)
     out = value.new_empty(queries, len(cluster), head_dim)
-    # Added up in parts, a sum in low precision would be rounded several times.
-    in_parts = rows.plain(window) and out.dtype == torch.float32
-    most = WIDE_BLOCK_QUERIES if in_parts else BLOCK_QUERIES
-    for number in range(membership.clusters):
-        heads = torch.nonzero(cluster == number).flatten()
-        values = keys_per_token[:, heads // (len(cluster) // value.shape[1])].flatten(1)  # [keys, m * head_dim]
-        joint = value.new_empty(queries, values.shape[1])
-        own_query, own_key = query[:, number : number + 1], kept_key[:, number : number + 1]
-        for start, stop, probabilities in probability_blocks(own_query, own_key, rows, first, window, most):
-            shared, keys = probabilities[0, 0], probabilities.shape[-1]
-            everyone = first + start if in_parts else keys  # keys that all queries of the block may look at
-            torch.mm(shared[:, :everyone], values[:everyone], out=joint[start:stop])
-            _add_triangle(shared[:, everyone:], values[everyone:keys], joint[start:stop])
-        out.index_copy_(1, heads, joint.unflatten(1, (len(heads), head_dim)))
+    for number, heads in enumerate(members):
+        side_by_side = value_room[: keys * len(heads) * head_dim].view(keys, len(heads), head_dim)
+        torch.stack([value[0, head // heads_per_value, :keys] for head in heads], 1, out=side_by_side)
+        joint = joint_room[: queries * len(heads) * head_dim].view(queries, -1)
+        for start, stop in blocks:
+            seen = rows.key_columns(first + stop)
+            shape = (stop - start, seen)
+            scores = score_room[: math.prod(shape)].view(shape)
+            torch.mm(query[number, start:stop], kept_key[0, number, :seen].T, out=scores)
+            _hide(scores[None, None], rows, first + start, window)
+            shared = torch.softmax(
+                scores, -1, dtype=torch.float32, out=probability_room[: scores.numel()].view(shape)
+            ).to(value.dtype)
+            torch.mm(shared, side_by_side[:seen].flatten(1), out=joint[start:stop])
+        for place, head in enumerate(heads):
+            out[:, head].copy_(joint[:, place * head_dim : (place + 1) * head_dim])
     return out.transpose(0, 1)[None]
 
 
-def _add_triangle(shared: Tensor, values: Tensor, out: Tensor) -> None:
-    """Add `shared @ values` to `out`, where `shared` is zero above its diagonal, or has no columns."""
-    queries = shared.shape[0]
-    if shared.shape[1] < queries:
-        return
-    if queries <= TRIANGLE_QUERIES:
-        torch.addmm(out, shared, values, out=out)
-        return
-    half = queries // 2
-    _add_triangle(shared[:half, :half], values[:half], out[:half])
-    torch.addmm(out[half:], shared[half:, :half], values[:half], out=out[half:])
-    _add_triangle(shared[half:, half:], values[half:], out[half:])
-
-
-def probability_blocks(
-    query: Tensor, key: Tensor, rows: Rows, first: int, window: int | None, most: int
-) -> Iterator[tuple[int, int, Tensor]]:
-    """Probabilities of the representatives, block of queries by block, in the precision of the keys.
+def _hide(scores: Tensor, rows: Rows, first: int, window: int | None) -> None:
+    """Make scores minus infinity where queries in columns `first` and after may not look.
 
     Parameters
     ----------
-    query : Tensor [rows, clusters, queries, head_dim]
-        From column `first` on, scaled.
-    key : Tensor [rows, clusters, keys, head_dim]
-    most : int
-        Queries of a block.
-
-    Yields
-    ------
-    start, stop : int
-        The block's queries among those given.
-    probabilities : Tensor [rows, clusters, stop - start, keys up to the last that the block may look at]
+    scores : Tensor [rows, n, queries, keys up to the last that these queries may look at]
     """
-    count, clusters, queries, _ = query.shape
-    for start, stop in query_blocks(queries, count * clusters * key.shape[2], most):
-        seen = key[:, :, : rows.key_columns(first + stop)]
-        yield start, stop, block_probabilities(query[:, :, start:stop], seen, rows, first + start, window).to(key.dtype)
-
-
-def block_probabilities(query: Tensor, key: Tensor, rows: Rows, first: int, window: int | None) -> Tensor:
-    """Masked softmax of some queries over the keys that they may look at, in float32.
-
-    Parameters
-    ----------
-    query : Tensor [rows, n, queries, head_dim]
-        Columns `first` and after, scaled.
-    key : Tensor [rows, n, keys, head_dim]
-    """
-    queries, last = query.shape[2], first + query.shape[2]
-    plain = rows.plain(window)
-    scores = (
-        _scores_in_steps(query, key, first) if plain and may_write_in_place(query) else query @ key.transpose(-1, -2)
-    )
-    if plain:  # only the keys that stand among the queries can lie ahead of one
-        scores[..., first:].masked_fill_(rows.ahead(queries, key.device), float("-inf"))
+    queries = scores.shape[2]
+    if rows.plain(window):  # only the keys that stand among the queries can lie ahead of one
+        scores[..., first:].masked_fill_(rows.ahead(queries, scores.device), float("-inf"))
     else:
-        seen = rows.visible(first, last, window)
+        seen = rows.visible(first, first + queries, window)
         assert seen is not None
         scores.masked_fill_(~seen, float("-inf"))
-    return scores.softmax(-1, dtype=torch.float32)
-
-
-def _scores_in_steps(query: Tensor, key: Tensor, first: int) -> Tensor:
-    """Products of the queries with the keys up to them, in steps; what lies ahead of a step is left undefined.
-
-    Parameters
-    ----------
-    query, key
-        As in `block_probabilities`, of one row.
-    """
-    queries = query.shape[2]
-    scores = query.new_empty(*query.shape[:3], key.shape[2])
-    for start in range(0, queries, SCORE_QUERIES):
-        step = slice(start, start + SCORE_QUERIES)
-        keys = first + min(step.stop, queries)
-        for each, by_query, by_key in zip(scores[0], query[0], key[0], strict=True):
-            torch.mm(by_query[step], by_key[:keys].T, out=each[step, :keys])
-    return scores
 
 
 def may_write_in_place(states: Tensor) -> bool:
