@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from benchmarks.common import Row, finish, numbers, parser
+from chai_eval.attention.kernels.products import cpu_multiplies
 from chai_eval.measure.contenders import BASELINE, contender
 from chai_eval.measure.grid import measure
 from chai_eval.measure.settings import MeasureSettings
@@ -27,13 +30,15 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     options.add_argument("--model", default="llama7b")
     options.add_argument("--layers", type=int, default=4)
     options.add_argument("--clusters", default="4", help="clusters of every layer, or published for the paper's counts")
-    options.add_argument("--dtype", default="bfloat16")
+    options.add_argument("--dtype", help="bfloat16, or float32 on a CPU that has no instructions for it")
     options.add_argument("--lengths", type=numbers, default=[1024, 2048])
     options.add_argument("--batch-sizes", type=numbers, default=[1])
     options.add_argument("--new-tokens", type=int, default=17)
     options.add_argument("--warmup", type=int, default=1)
     options.add_argument("--kind", default="latency", choices=["latency", "memory", "full"])
     arguments = options.parse_args(given)
+    low = torch.device(arguments.device).type != "cpu" or cpu_multiplies(torch.bfloat16)
+    dtype = arguments.dtype or ("bfloat16" if low else "float32")
     settings = MeasureSettings(
         arguments.kind, arguments.lengths, arguments.batch_sizes, (arguments.new_tokens,),
         arguments.repetitions, arguments.warmup,
@@ -45,7 +50,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     longest = max(arguments.lengths) + arguments.new_tokens
     config = {"max_position_embeddings": max(longest, source.architecture["max_position_embeddings"])}
     source = replace(
-        source, path=None, weights="random", tokenizer="builtin", layers=kept, dtype=arguments.dtype,
+        source, path=None, weights="random", tokenizer="builtin", layers=kept, dtype=dtype,
         device=arguments.device, config=config,
     )  # fmt: skip
     published = arguments.clusters == "published"
@@ -54,11 +59,9 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     chai = contender(build_method("chai", clusters=counts), {"clusters": counts})
     found = measure(model, [chai], settings, source=source)
     print(tables(found.record))
-    about = f"{arguments.model}, {kept or layers} layers, → {arguments.clusters}, {arguments.dtype}, {arguments.device}"
+    about = f"{arguments.model}, {kept or layers} layers, → {arguments.clusters}, {dtype}, {arguments.device}"
     rows = [row for point in found.record["points"] for row in _rows(about, point)]
-    name = "-".join(
-        ["model", arguments.model, str(kept or layers), arguments.clusters, arguments.dtype, model.device.type]
-    )
+    name = "-".join(["model", arguments.model, str(kept or layers), arguments.clusters, dtype, model.device.type])
     return finish(name, rows, arguments, measured=found.record, samples=found.samples)
 
 

@@ -43,12 +43,16 @@ def git_revision(package: Path | None = None) -> dict[str, Any] | None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory in bytes, and the GPUs' names where there are any."""
+    """Processor and what it can multiply, cores, memory in bytes, and the GPUs' names where there are any."""
     import torch
+
+    from chai_eval.attention.kernels.products import cpu_multiplies
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "cpu": _cpu_model(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "multiplies_bfloat16": cpu_multiplies(torch.bfloat16),
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": gpus,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,23 @@ def test_precision_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
     assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
     assert resolve_dtype("auto", torch.device("cuda:0")) == torch.bfloat16
     assert resolve_dtype("float16", torch.device("cpu")) == torch.float16
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_precision_that_the_processor_does_not_have_is_said_in_one_line(
+    has: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("chai_eval.models.device.cpu_multiplies", lambda dtype: has or dtype == torch.float32)
+    monkeypatch.setattr(logging.getLogger("chai_eval"), "propagate", True)
+    resolve_dtype("auto", torch.device("cpu"))
+    resolve_dtype("bfloat16", torch.device("cuda:0"))
+    assert not caplog.messages
+    resolve_dtype("bfloat16", torch.device("cpu"))
+    said = [
+        message.startswith("model.dtype: this processor has no instructions for bfloat16")
+        for message in caplog.messages
+    ]
+    assert said == [True] * (not has)
 
 
 @pytest.mark.parametrize("weights", ["pretrained", "random"])
