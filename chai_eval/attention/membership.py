@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,12 @@ class Membership:
     def clusters(self) -> int:
         """Number of clusters, the same in every row."""
         return self.representative.shape[1]
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """The cluster of each head of all rows, counted through all rows' clusters: `[rows * heads]`, int64."""
+        first = torch.arange(len(self.cluster), device=self.cluster.device)[:, None] * self.clusters
+        return (first + self.cluster).flatten()
 
     @classmethod
     def every_head(cls, rows: int, heads: int, device: torch.device) -> Membership:

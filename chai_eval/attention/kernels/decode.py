@@ -62,11 +62,11 @@ def attend(
         seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril()
     if seen is not None:
         scores[..., :keys].masked_fill_(~seen, float("-inf"))
-    scores[..., keys:] = float("-inf")
+    if keys < room:
+        scores[..., keys:] = float("-inf")
     probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype if multiplies(value) else torch.float32)
     # Heads are taken whole: a gather by elements would take longer than all else but the products.
-    first_cluster = torch.arange(0, count * scores.shape[1], scores.shape[1], device=scores.device)[:, None]
-    of_head = probabilities.flatten(0, 1).index_select(0, (first_cluster + membership.cluster).flatten())
+    of_head = probabilities.flatten(0, 1).index_select(0, membership.flat)
     # Heads that share a value head are rows of one product.
     joint = of_head.view(count * kv_heads, heads // kv_heads * queries, room)
     out = with_values(joint, value.flatten(0, 1))
