@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Row, finish, numbers, parser
-from chai_eval.attention.kernels.products import cpu_multiplies
+from chai_eval.attention.kernels.products import multiplies
 from chai_eval.measure.contenders import BASELINE, contender
 from chai_eval.measure.grid import measure
 from chai_eval.measure.settings import MeasureSettings
@@ -37,7 +37,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     options.add_argument("--warmup", type=int, default=1)
     options.add_argument("--kind", default="latency", choices=["latency", "memory", "full"])
     arguments = options.parse_args(given)
-    low = torch.device(arguments.device).type != "cpu" or cpu_multiplies(torch.bfloat16)
+    low = multiplies(torch.bfloat16, torch.device(arguments.device))
     dtype = arguments.dtype or ("bfloat16" if low else "float32")
     settings = MeasureSettings(
         arguments.kind, arguments.lengths, arguments.batch_sizes, (arguments.new_tokens,),

@@ -13,7 +13,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from chai_eval.attention import ForwardPass, Layer, Rows, full_attention, take_over
-from chai_eval.attention.kernels.prefill import BLOCK_QUERIES, query_blocks
+from chai_eval.attention.kernels.prefill import query_blocks
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.methods.base import Method
 from chai_eval.methods.checks import fraction, from_zero
@@ -147,7 +147,7 @@ def _attention_received(layer: Layer, query: Tensor, key: Tensor, value: Tensor,
     seen = seen_by(rows, key.shape[2], layer.window)[:, None]
     out = value.new_empty(count, heads, length, value.shape[-1])
     received = torch.zeros(count, length, key.shape[2], device=query.device)
-    for start, stop in query_blocks(length, count * heads * key.shape[2], BLOCK_QUERIES):
+    for start, stop in query_blocks(length, count * heads * key.shape[2]):
         scores = torch.matmul(query[:, :, start:stop], own_key.transpose(-1, -2)) * layer.scaling
         scores = scores.masked_fill(~seen[:, :, start:stop], float("-inf"))
         probabilities = scores.softmax(-1, dtype=torch.float32)

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from chai_eval.attention.kernels.products import cpu_multiplies
+from chai_eval.attention.kernels.products import multiplies
 from chai_eval.errors import SettingError
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The dtype meant by `dtype`; `auto` is float32 on a CPU and bfloat16 elsewhere."""
     chosen = ("float32" if device.type == "cpu" else "bfloat16") if dtype == "auto" else dtype
     found = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[chosen]
-    if device.type == "cpu" and not cpu_multiplies(found):
+    if not multiplies(found, device):
         log.warning(
             "model.dtype: this processor has no instructions for %s, which PyTorch then multiplies about a hundred "
             "times more slowly than float32",

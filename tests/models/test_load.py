@@ -262,7 +262,9 @@ def test_precision_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
 def test_a_precision_that_the_processor_does_not_have_is_said_in_one_line(
     has: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("chai_eval.models.device.cpu_multiplies", lambda dtype: has or dtype == torch.float32)
+    monkeypatch.setattr(
+        "chai_eval.attention.kernels.products.cpu_multiplies", lambda dtype: has or dtype == torch.float32
+    )
     monkeypatch.setattr(logging.getLogger("chai_eval"), "propagate", True)
     resolve_dtype("auto", torch.device("cpu"))
     resolve_dtype("bfloat16", torch.device("cuda:0"))

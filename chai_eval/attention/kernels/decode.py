@@ -64,7 +64,8 @@ def attend(
         scores[..., :keys].masked_fill_(~seen, float("-inf"))
     if keys < room:
         scores[..., keys:] = float("-inf")
-    probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype if multiplies(value) else torch.float32)
+    precision = value.dtype if multiplies(value.dtype, value.device) else torch.float32
+    probabilities = scores.softmax(-1, dtype=torch.float32).to(precision)
     # Heads are taken whole: a gather by elements would take longer than all else but the products.
     of_head = probabilities.flatten(0, 1).index_select(0, membership.flat)
     # Heads that share a value head are rows of one product.
@@ -78,5 +79,5 @@ def _reads_whole(kept_key: Tensor, value: Tensor) -> bool:
 
     PyTorch's product of low precision on a CPU copies a view before it reads it. Free room holds zeros.
     """
-    low = value.device.type == "cpu" and value.dtype != torch.float32 and multiplies(value)
+    low = value.device.type == "cpu" and value.dtype != torch.float32 and multiplies(value.dtype, value.device)
     return low and kept_key.shape[2] == value.shape[2]

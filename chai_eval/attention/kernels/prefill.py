@@ -74,7 +74,7 @@ def attend(
     -------
     Tensor [rows, heads, queries, head_dim]
     """
-    if not multiplies(value):
+    if not multiplies(value.dtype, value.device):
         query, key, exact = kept_query.float(), kept_key.float(), value.float()
         return attend(query, key, exact, membership, rows, scaling, first, window).to(value.dtype)
     if may_write_in_place(value):
@@ -84,7 +84,7 @@ def attend(
     query = kept_query * scaling
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
-    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2], BLOCK_QUERIES):
+    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2]):
         keys = rows.key_columns(first + stop)
         scores = query[:, :, start:stop] @ kept_key[:, :, :keys].transpose(-1, -2)
         _hide(scores, rows, first + start, window)
@@ -118,7 +118,7 @@ def _attend_one_row(
     cluster = membership.cluster[0].tolist()
     members = [[head for head, of in enumerate(cluster) if of == number] for number in range(membership.clusters)]
     most, heads_per_value = max(map(len, members)), len(cluster) // value.shape[1]
-    blocks = list(query_blocks(queries, keys, BLOCK_QUERIES))
+    blocks = list(query_blocks(queries, keys))
     query, block = kept_query[0] * scaling, blocks[0][1] * keys
     score_room, value_room, joint_room = (
         value.new_empty(size) for size in (block, keys * most * head_dim, queries * most * head_dim)
@@ -168,9 +168,9 @@ def may_write_in_place(states: Tensor) -> bool:
     return states.shape[0] == 1 and states.device.type == "cpu" and not torch.is_grad_enabled()
 
 
-def query_blocks(queries: int, per_query: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `most` queries, whose probabilities, `per_query` for each, are at most `BLOCK_ELEMENTS`."""
-    size = max(min(BLOCK_ELEMENTS // per_query, most), 1)
+def query_blocks(queries: int, per_query: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `BLOCK_QUERIES`, whose probabilities, `per_query` for each, are at most `BLOCK_ELEMENTS`."""
+    size = max(min(BLOCK_ELEMENTS // per_query, BLOCK_QUERIES), 1)
     for start in range(0, queries, size):
         yield start, min(start + size, queries)
 

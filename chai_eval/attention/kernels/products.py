@@ -18,9 +18,9 @@ PIECE = 1 << 21
 HEADS = 8
 
 
-def multiplies(states: Tensor) -> bool:
-    """Whether the device of these multiplies matrices of their precision as they are."""
-    return states.device.type != "cpu" or cpu_multiplies(states.dtype)
+def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a device multiplies matrices of a precision as they are."""
+    return device.type != "cpu" or cpu_multiplies(dtype)
 
 
 @cache
@@ -42,7 +42,7 @@ def with_keys(query: Tensor, key: Tensor) -> Tensor:
     -------
     Tensor [n, queries, keys]
     """
-    if multiplies(key):
+    if multiplies(key.dtype, key.device):
         return _transposed_product(query, key)
     out = torch.empty(*query.shape[:2], key.shape[1], dtype=torch.float32, device=key.device)
     query = query.float()
@@ -63,7 +63,7 @@ def with_values(probabilities: Tensor, value: Tensor) -> Tensor:
     -------
     Tensor [n, queries, head_dim]
     """
-    if multiplies(value):
+    if multiplies(value.dtype, value.device):
         return torch.bmm(probabilities, value)
     out = torch.zeros(*probabilities.shape[:2], value.shape[2], dtype=torch.float32, device=value.device)
     for some, part, piece in _pieces(value):
