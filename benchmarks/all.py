@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,22 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
 
 def recorded(folder: Path) -> list[Row]:
     """Rows of every record in a folder, in the order of the benchmarks."""
+    return [row for record in records(folder.glob("*.json")) for row in rows_of(record)]
+
+
+def records(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """What benchmarks wrote, in their order; of one benchmark what lies in folders below comes later."""
     names = list(NAMES)
-    files = sorted(folder.glob("*.json"), key=lambda each: names.index(each.stem.partition("-")[0]))
-    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+    in_order = sorted(
+        files, key=lambda each: (names.index(each.stem.partition("-")[0]), len(each.parts), each.as_posix())
+    )
+    return [json.loads(file.read_text(encoding="utf-8")) for file in in_order]
+
+
+def rows_of(record: Mapping[str, Any]) -> list[Row]:
+    """Rows of a record as they were when it was written."""
     kept = {each.name for each in fields(Row)}
-    return [Row(**{key: row[key] for key in kept} | {"reached": Ratio(**row["reached"])}) for row in rows]
+    return [Row(**{key: row[key] for key in kept} | {"reached": Ratio(**row["reached"])}) for row in record["rows"]]
 
 
 def _named(text: str) -> list[Any]:

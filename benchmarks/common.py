@@ -98,14 +98,29 @@ def table(rows: Sequence[Row]) -> str:
                 row.setting,
                 row.peer,
                 f"{found.value:.2f}×",
-                "–" if found.low is None else f"{found.low:.2f} to {found.high:.2f}",
-                "–" if row.reach is None else f"≥ {row.reach:.2f}×",
-                "–" if row.limit is None else f"{row.limit:.2f}×",
+                spread(found),
+                promised(row),
+                limit(row),
                 "–" if row.limit is None else f"{100 * found.value / row.limit:.1f} %",
                 "–" if row.met is None else "yes" if row.met else "NO",
             ]
         )
     return "\n".join(markdown(columns, lines, left=3)) + "\n"
+
+
+def spread(found: Ratio) -> str:
+    """The 95 % interval of a ratio, or a dash."""
+    return "–" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
+
+
+def promised(row: Row) -> str:
+    """What is promised, or a dash."""
+    return "–" if row.reach is None else f"≥ {row.reach:.2f}×"
+
+
+def limit(row: Row) -> str:
+    """What operations and bytes allow, or a dash."""
+    return "–" if row.limit is None else f"{row.limit:.2f}×"
 
 
 def write(name: str, rows: Sequence[Row], folder: Path, **more: Any) -> Path:

@@ -1,0 +1,65 @@
+"""What was promised, and what every machine that left records reached of it, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.all import records, rows_of
+from benchmarks.common import RECORDS, Row, limit, promised, spread
+from chai_eval.markdown import markdown
+
+
+def main(given: Sequence[str] | None = None) -> str:
+    """Print the table of all records in a folder and in those below it."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").strip())
+    options.add_argument("folder", nargs="?", type=Path, default=RECORDS, help="where the records lie")
+    text = side_by_side(records(options.parse_args(given).folder.rglob("*.json")))
+    print(text, end="")
+    return text
+
+
+def side_by_side(found: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that have a promise or a limit, a column for each machine, as Markdown.
+
+    Where a machine timed the same twice, the later counts.
+    """
+    reached: dict[tuple[str, str, str], dict[str, Row]] = {}
+    finished: dict[tuple[str, str, str, str], str] = {}
+    for record in found:
+        name = machine(record)
+        for row in rows_of(record):
+            if row.reach is None and row.limit is None:
+                continue
+            key = (row.what, row.setting, row.peer)
+            if record["finished"] > finished.get((*key, name), ""):
+                reached.setdefault(key, {})[name] = row
+                finished[*key, name] = record["finished"]
+    names = list(dict.fromkeys(name for rows in reached.values() for name in rows))
+    lines = []
+    for key, rows in reached.items():
+        one = next(iter(rows.values()))
+        lines.append([*key, promised(one), limit(one), *(_cell(rows.get(name)) for name in names)])
+    return "\n".join(markdown(["what", "setting", "against", "promised", "limit", *names], lines, left=3)) + "\n"
+
+
+def machine(record: Mapping[str, Any]) -> str:
+    """What a record was made on: `AMD EPYC, AVX512 with bfloat16, 2 threads`, and GPUs where there are any."""
+    found = record["machine"]
+    low = " with bfloat16" if found.get("multiplies_bfloat16") else ""
+    threads = f"{record['threads']} thread{'s' if record['threads'] > 1 else ''}"
+    instructions = f"{found.get('instructions', 'unknown instructions')}{low}"
+    return ", ".join([found.get("cpu", "unknown processor"), instructions, threads, *dict.fromkeys(found["gpus"])])
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    reached = f"{row.reached.value:.2f}×"
+    return reached if row.reached.low is None else f"{reached} ({spread(row.reached)})"
+
+
+if __name__ == "__main__":
+    main()

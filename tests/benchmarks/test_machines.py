@@ -1,0 +1,53 @@
+"""What several machines reached stands side by side, from their records and from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machines
+from benchmarks.common import Row
+from chai_eval.measure.statistics import Ratio
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def record(
+    value: float, finished: str, *, threads: int = 2, limit: float | None = 1.78, **machine: Any
+) -> dict[str, Any]:
+    row = asdict(Row("decode", "4 keys", "sdpa", Ratio(value, value - 0.1, value + 0.1), None, limit))
+    return {"rows": [row], "threads": threads, "finished": finished, "machine": {"gpus": [], "cpu": "A", **machine}}
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "---" not in line]
+
+
+def test_each_machine_has_a_column_of_what_it_reached() -> None:
+    new = {"instructions": "AVX512", "multiplies_bfloat16": True}
+    found = [record(2.0, "2026", instructions="AVX2", multiplies_bfloat16=False), record(3.0, "2026", threads=1, **new)]
+    header, row = cells(machines.side_by_side(found))
+    assert header[5:] == ["A, AVX2, 2 threads", "A, AVX512 with bfloat16, 1 thread"]
+    assert row == ["decode", "4 keys", "sdpa", "–", "1.78×", "2.00× (1.90 to 2.10)", "3.00× (2.90 to 3.10)"]
+
+
+def test_what_a_machine_did_not_time_is_a_dash_and_the_later_of_two_records_counts() -> None:
+    other = record(5.0, "2026-01-01", instructions="AVX2") | {"rows": []}
+    for order in (1, -1):
+        twice = [record(2.0, "2026-01-02"), record(3.0, "2026-01-01")][::order]
+        (_, row) = cells(machines.side_by_side([*twice, other]))
+        assert row[5:] == ["2.00× (1.90 to 2.10)"]
+    gpu = record(4.0, "2026-01-01", gpus=["H200", "H200"])
+    gpu["rows"][0]["setting"] = "4 keys, cuda"
+    header, first, second = cells(machines.side_by_side([record(2.0, "2026-01-01"), gpu]))
+    assert header[6].endswith("2 threads, H200")
+    assert (first[6], second[5]) == ("–", "–")
+
+
+def test_rows_with_neither_promise_nor_limit_are_left_to_the_full_table() -> None:
+    assert len(cells(machines.side_by_side([record(2.0, "2026", limit=None)]))) == 1
+
+
+def test_the_readme_shows_what_the_records_say() -> None:
+    assert machines.main([]) in README.read_text(encoding="utf-8")
