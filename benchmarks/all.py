@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cache_bytes, decode, membership, model, prefill, scoring
-from benchmarks.common import RECORDS, Row, table
+from benchmarks.common import OWN, Row, table
 from chai_eval.measure.statistics import Ratio
 
 # Few repetitions of small shapes: whether everything runs, not how fast.
@@ -56,7 +56,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     options = argparse.ArgumentParser(description=(__doc__ or "").strip())
     options.add_argument("--quick", action="store_true", help="see whether everything runs; its numbers mean nothing")
     options.add_argument("--only", type=_named, default=list(QUICK), help=f"some of {', '.join(NAMES)}")
-    options.add_argument("--out", type=Path, default=RECORDS, help="folder of the records and of the table")
+    options.add_argument("--out", type=Path, default=OWN, help="folder of the records and of the table")
     arguments = options.parse_args(given)
     for each in arguments.only:
         print(f"\n{each.__name__}\n", flush=True)
@@ -76,11 +76,11 @@ def recorded(folder: Path) -> list[Row]:
 
 def records(files: Iterable[Path]) -> list[dict[str, Any]]:
     """What benchmarks wrote, in their order; of one benchmark what lies in folders below comes later."""
-    names = list(NAMES)
-    in_order = sorted(
-        files, key=lambda each: (names.index(each.stem.partition("-")[0]), len(each.parts), each.as_posix())
-    )
-    return [json.loads(file.read_text(encoding="utf-8")) for file in in_order]
+    of = {file: file.stem.partition("-")[0] for file in files}
+    places = {
+        file: (list(NAMES).index(name), len(file.parts), file.as_posix()) for file, name in of.items() if name in NAMES
+    }
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(places, key=lambda each: places[each])]
 
 
 def rows_of(record: Mapping[str, Any]) -> list[Row]:

@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.all import records, rows_of
-from benchmarks.common import RECORDS, Row, limit, promised, spread
+from benchmarks.common import OWN, PUBLISHED, Row, limit, promised, spread
 from chai_eval.markdown import markdown
 
 
 def main(given: Sequence[str] | None = None) -> str:
-    """Print the table of all records in a folder and in those below it."""
+    """Print the table of all records in some folders and in those below them."""
     options = argparse.ArgumentParser(description=(__doc__ or "").strip())
-    options.add_argument("folder", nargs="?", type=Path, default=RECORDS, help="where the records lie")
-    text = side_by_side(records(options.parse_args(given).folder.rglob("*.json")))
+    options.add_argument(
+        "folders", nargs="*", type=Path, default=[PUBLISHED, OWN], help="published and own, unless given"
+    )
+    folders = options.parse_args(given).folders
+    found = [record for folder in folders for record in records(folder.rglob("*.json"))]
+    if not found:
+        options.error(f"folders: no records of benchmarks in {', '.join(map(str, folders))}")
+    text = side_by_side(found)
     print(text, end="")
     return text
 

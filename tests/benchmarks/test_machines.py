@@ -6,8 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks import machines
-from benchmarks.common import Row
+from benchmarks.common import PUBLISHED, Row
 from chai_eval.measure.statistics import Ratio
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -49,5 +51,12 @@ def test_rows_with_neither_promise_nor_limit_are_left_to_the_full_table() -> Non
     assert len(cells(machines.side_by_side([record(2.0, "2026", limit=None)]))) == 1
 
 
+def test_folders_without_records_are_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        machines.main([str(tmp_path)])
+    assert f"folders: no records of benchmarks in {tmp_path}" in capsys.readouterr().err
+
+
 def test_the_readme_shows_what_the_records_say() -> None:
-    assert machines.main([]) in README.read_text(encoding="utf-8")
+    assert machines.main([str(PUBLISHED)]) in README.read_text(encoding="utf-8")
