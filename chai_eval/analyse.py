@@ -24,7 +24,7 @@ from chai_eval.calibration.facts import (
     follow_membership,
     size_table,
 )
-from chai_eval.calibration.figures import check_figures, draw_all
+from chai_eval.calibration.figures import INSTALL, draw_all, to_be_drawn
 from chai_eval.calibration.settings import AnalysisSettings, check_tokens, parse_analysis
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.errors import RunError, SettingError
@@ -53,7 +53,7 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
     RunError
         The model, the hub or the disk fails.
     """
-    check_figures(settings.figures)
+    figures = to_be_drawn(settings.figures)
     text = open_text(settings.text, settings.seed)
     model, tokenizer = load(settings.model)
     check_tokens(settings.tokens, model)
@@ -94,7 +94,7 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
         },
     }
     folder = settings.out or Path("results") / "analysis" / settings.model.name
-    _write(folder, tables, described, settings.figures)
+    _write(folder, tables, described, figures)
     return folder
 
 
@@ -102,6 +102,7 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, A
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
+            (folder / f"{name}.png").unlink(missing_ok=True)  # of other data than what is written now
             table.to_parquet(folder / f"{name}.parquet", index=False)
         if figures:
             draw_all(tables, folder)
@@ -114,6 +115,8 @@ def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
     settings = parse_analysis(values)
     folder = analyse(settings, shlex.join(["python", "-m", "chai_eval.analyse", *arguments]))
     sys.stdout.write(f"{folder}\n" + "".join(f"  {path.name}\n" for path in sorted(folder.iterdir())))
+    if settings.figures is None and not to_be_drawn(None):
+        sys.stdout.write(f"No figures, for want of matplotlib: {INSTALL}\n")
 
 
 if __name__ == "__main__":

@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 COLUMNS = 6
 
 
-def check_figures(wanted: bool) -> None:
-    """Refuse to draw without matplotlib.
+INSTALL = "pip install -c constraints.txt -e '.[figures]'"
+
+
+def to_be_drawn(wanted: bool | None) -> bool:
+    """Whether figures are drawn: as wanted, and for None where matplotlib is installed.
 
     Raises
     ------
     SettingError
+        They are wanted, and matplotlib isn't there.
     """
-    if wanted and importlib.util.find_spec("matplotlib") is None:
-        raise SettingError(
-            "figures: true given, and matplotlib isn't installed; allowed: false, or pip install 'chai-eval[figures]'"
-        )
+    installed = importlib.util.find_spec("matplotlib") is not None
+    if wanted and not installed:
+        raise SettingError(f"figures: true given, and matplotlib isn't installed; allowed: false, null, or {INSTALL}")
+    return installed if wanted is None else wanted
 
 
 def draw_all(tables: dict[str, pd.DataFrame], folder: Path) -> None:

@@ -65,7 +65,7 @@ class AnalysisSettings(OfflineSettings):
 
     longest_probe: int
     counts: Any
-    figures: bool
+    figures: bool | None
 
 
 def parse_calibration(config: Mapping[str, Any]) -> CalibrationSettings:
@@ -150,6 +150,12 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _flag_or_null(name: str, value: Any) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise wrong(name, value, "true, false, null")
+    return value
+
+
 def _counts(name: str, value: Any) -> Any:
     check_clusters(value)
     return value
@@ -177,5 +183,5 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "tolerance": _three(0, 1),
     "longest_probe": _whole(1),
     "counts": _counts,
-    "figures": _flag,
+    "figures": _flag_or_null,
 }

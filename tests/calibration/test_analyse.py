@@ -13,7 +13,8 @@ from chai_eval.attention.membership import membership_of
 from chai_eval.attention.probe import probe_features
 from chai_eval.calibration.command import composed
 from chai_eval.calibration.facts import correlation_and_error, follow_membership
-from chai_eval.calibration.settings import parse_analysis
+from chai_eval.calibration.settings import AnalysisSettings, parse_analysis
+from chai_eval.errors import SettingError
 from tests.attention.tiny import HEADS, LAYERS, llama, looped, requests
 
 
@@ -53,13 +54,29 @@ def test_membership_is_followed_probe_by_probe() -> None:
                 assert torch.equal(found[layer][row, probe - 1], lowest)
 
 
-def test_data_and_figures_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def small_analysis(tmp_path: Path, *more: str) -> AnalysisSettings:
     text = tmp_path / "text.txt"
     text.write_text("some words that mean little, again and again\n" * 40)
     few = ("samples=3", "tokens=24", "longest_probe=8", "starts=2", f"text={text}", f"out={tmp_path / 'a'}")
-    settings = parse_analysis(composed("analyse", ["model=tiny_llama_random", "counts=[3,3,8,5]", *few]))
-    folder = analyse(settings, "command")
+    return parse_analysis(composed("analyse", ["model=tiny_llama_random", "counts=[3,3,8,5]", *few, *more]))
+
+
+def test_without_matplotlib_data_is_written_and_a_line_says_how_to_get_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chai_eval.calibration.figures.importlib.util.find_spec", lambda _: None)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "error_curves.png").write_bytes(b"of earlier data")
+    folder = analyse(small_analysis(tmp_path), "command")
+    assert len(list(folder.glob("*.parquet"))) == 4
+    assert list(folder.glob("*.png")) == []
+    with pytest.raises(SettingError, match=r"^figures: true given.*; allowed: false, null, or pip install .*figures"):
+        analyse(small_analysis(tmp_path, "figures=true"), "command")
+
+
+def test_data_and_figures_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder = analyse(small_analysis(tmp_path), "command")
     tables = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
     assert set(tables) == {"head_correlation", "error_curves", "membership_changes", "cluster_sizes"}
     assert all((folder / f"{name}.png").stat().st_size > 1000 for name in tables)
