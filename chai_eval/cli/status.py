@@ -8,12 +8,12 @@ from pathlib import Path
 
 from chai_eval.errors import SettingError
 from chai_eval.markdown import markdown
-from chai_eval.store.status import ResultStatus, list_results
+from chai_eval.store.status import MeasurementStatus, ResultStatus, list_measurements, list_results
 from chai_eval.values import wrong
 
 
 def status(arguments: Sequence[str]) -> int:
-    """List the results in `results_dir` and return 0.
+    """List the results and measurements in `results_dir` and return 0.
 
     Raises
     ------
@@ -28,18 +28,23 @@ def status(arguments: Sequence[str]) -> int:
         results_dir = Path(value).expanduser()
     if arguments and not results_dir.is_dir():
         raise wrong("results_dir", str(results_dir), "a folder with results")
-    found = list_results(results_dir)
+    found = [_line(each) for each in list_results(results_dir)]
+    found += [_measured(each) for each in list_measurements(results_dir)]
     if not found:
         sys.stdout.write(f"no results in {results_dir}\n")
         return 0
     columns = ("model", "task", "method", "key", "state", "detail")
-    sys.stdout.write("\n".join(markdown(columns, [_line(each) for each in found], left=len(columns))) + "\n")
+    sys.stdout.write("\n".join(markdown(columns, found, left=len(columns))) + "\n")
     return 0
 
 
 def _line(each: ResultStatus) -> tuple[str, ...]:
     folder = each.folder
     return (folder.model, folder.task, folder.method, folder.key, each.state, each.detail + _scores(each))
+
+
+def _measured(each: MeasurementStatus) -> tuple[str, ...]:
+    return (each.model, "measure", ", ".join(each.contenders), each.key, each.state, each.detail)
 
 
 def _scores(each: ResultStatus) -> str:

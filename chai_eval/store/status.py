@@ -26,9 +26,38 @@ class ResultStatus:
     record: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class MeasurementStatus:
+    """One measurement as `python -m chai_eval status` lists it: finished or unreadable."""
+
+    model: str
+    contenders: tuple[str, ...]
+    key: str
+    state: str
+    detail: str
+
+
 def list_results(results_dir: Path) -> list[ResultStatus]:
     """Every result below `results_dir`, sorted by model, task and method."""
     return [_status(folder) for folder in _folders(results_dir)]
+
+
+def list_measurements(results_dir: Path) -> list[MeasurementStatus]:
+    """Every measurement below `results_dir`, sorted by model and key. One that was interrupted left nothing."""
+    return [_measurement(path.parent) for path in sorted(results_dir.glob(f"*/measure/*/{RECORD}"))]
+
+
+def _measurement(path: Path) -> MeasurementStatus:
+    model, key = path.parts[-3], path.name
+    try:
+        record = read_record(path) or {}
+        kind = record["config"]["measure"]["kind"]
+        names = tuple(each["name"] for each in record["contenders"])
+        return MeasurementStatus(model, names, key, "finished", f"{kind}, {len(record['points'])} grid points")
+    except RunError as error:
+        return MeasurementStatus(model, (), key, "unreadable", failure_line(error))
+    except (KeyError, TypeError) as error:
+        return MeasurementStatus(model, (), key, "unreadable", f"{path / RECORD}: lacks {error}")
 
 
 def _folders(results_dir: Path) -> Iterator[ResultFolder]:

@@ -13,6 +13,7 @@ import pytest
 from chai_eval.cli import main
 from chai_eval.errors import SettingError
 from chai_eval.store import Journal, ResultFolder, check_writable, write_record
+from chai_eval.store.record import LAYOUT
 from chai_eval.store.status import list_results
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +148,28 @@ def test_an_odd_file_makes_its_own_result_unreadable_and_no_other(
     assert said in listed["odd"].detail
     assert main(["status", f"results_dir={tmp_path}"]) == 0
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not a readable record"),
+        ('{"layout": 0}', "layout 0"),
+        (f'{{"layout": {LAYOUT}, "kind": "measure"}}', "lacks"),
+    ],
+    ids=str,
+)
+def test_a_measurement_that_cannot_be_read_is_listed_as_such(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(folder(tmp_path))
+    measurement = tmp_path / "llama" / "measure" / "ba9876543210"
+    measurement.mkdir(parents=True)
+    (measurement / "record.json").write_text(content)
+    assert main(["status", f"results_dir={tmp_path}"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "ba9876543210" in line)
+    assert "unreadable" in line
+    assert said in line
 
 
 def test_a_journal_that_is_a_directory_makes_its_result_unreadable(tmp_path: Path) -> None:
