@@ -32,6 +32,13 @@ def full_attention(
     """
     heads, length = query.shape[1], query.shape[2]
     mask = rows.visible(0, length, window)
+    if length <= FEW_QUERIES and rows.past is not None and key.shape[1] < heads:
+        # Heads that share keys become queries of one head: keys and values are read where they lie, not copied.
+        group = heads // key.shape[1]
+        joint = query.reshape(query.shape[0], key.shape[1], group * length, query.shape[3])
+        mask = None if mask is None else mask.repeat(1, 1, group, 1)
+        out = scaled_dot_product_attention(joint, key, value, attn_mask=mask, scale=scaling)
+        return out.reshape(query.shape)
     return scaled_dot_product_attention(
         query,
         repeat_heads(key, heads),

@@ -1,0 +1,72 @@
+"""Attention of every head on its own, where heads share keys: PyTorch's results, without PyTorch's copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from chai_eval.attention.clustered import FEW_QUERIES, full_attention
+from chai_eval.attention.rows import Rows
+
+HEADS, HEAD_DIM = 6, 16
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of storages that operations give and were not given."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in given:
+                self.nbytes += each.untyped_storage().nbytes()
+        return out
+
+
+def going_on(lengths: list[int], queries: int) -> Rows:
+    past = torch.tensor(lengths)
+    rows = Rows.from_mask(None, len(lengths), queries, past.device)
+    return rows.after(past, int(past.max()), aligned=len(set(lengths)) == 1)
+
+
+def drawn(rows: int, heads: int, length: int) -> Tensor:
+    return torch.randn(rows, heads, length, HEAD_DIM, generator=torch.Generator().manual_seed(heads + length))
+
+
+@pytest.mark.parametrize("kv_heads", [6, 3, 1])
+@pytest.mark.parametrize("queries", [1, 3, FEW_QUERIES + 1])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("lengths", [[20, 20], [20, 13]])
+def test_queries_after_a_cache_equal_pytorchs_grouped_attention(
+    kv_heads: int, queries: int, window: int | None, lengths: list[int]
+) -> None:
+    rows = going_on(lengths, queries)
+    width = max(lengths) + queries
+    query, key, value = drawn(2, HEADS, queries), drawn(2, kv_heads, width), drawn(2, kv_heads, width + 1)[:, :, :width]
+    at = torch.tensor(lengths)[:, None, None] + torch.arange(queries)[:, None]
+    seen = torch.arange(width) <= at
+    if window is not None:
+        seen &= at - torch.arange(width) < window
+    found = full_attention(query, key, value, rows, 0.3, window)
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None], scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # float32, sums of at most 37 numbers of about 1
+
+
+def test_a_new_token_copies_no_keys_or_values_that_heads_share() -> None:
+    def allocated(length: int) -> int:
+        query, key, value = drawn(1, HEADS, 1), drawn(1, 2, length + 1), drawn(1, 2, length + 1)
+        rows = going_on([length], 1)
+        with torch.no_grad(), Allocated() as counted:
+            full_attention(query, key, value, rows, 0.3)
+        return counted.nbytes
+
+    # Not even one key more for each token: scores, four bytes a head, are all that may grow.
+    assert allocated(400) - allocated(200) <= 200 * HEADS * 4 * 2
