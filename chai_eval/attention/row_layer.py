@@ -12,9 +12,9 @@ from transformers.cache_utils import CacheLayerMixin
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.rows import Rows
 
-# Room made when a buffer is full: an eighth of what it holds, within these bounds. The whole cache is then copied once
-# in many tokens, and never has much more room than it needs.
-LEAST_ROOM, MOST_ROOM = 64, 1024
+# Room made when a buffer is full: a sixteenth of what it holds, within these bounds. The whole cache is then copied
+# once in many tokens, and never has much more room than it needs.
+LEAST_ROOM, MOST_ROOM = 16, 1024
 
 # Name under which queries of the probe tokens are remembered until every row has seen its probe.
 PROBE_QUERY = "probe_query"
@@ -135,7 +135,7 @@ class RowLayer(CacheLayerMixin):
             buffer = buffer.clone()  # what inference mode made can't be written outside it
         needed = rows.key_columns(rows.length)
         if buffer.shape[2] < needed:
-            room = needed + min(max(needed // 8, LEAST_ROOM), MOST_ROOM)
+            room = needed + min(max(needed // 16, LEAST_ROOM), MOST_ROOM)
             grown = buffer.new_zeros(*buffer.shape[:2], room, buffer.shape[3])
             grown[:, :, : self.width] = buffer[:, :, : self.width]
             buffer = grown
