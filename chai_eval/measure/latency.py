@@ -41,6 +41,8 @@ def measure_latency(
 
     A contender that runs out of memory has no further turn.
     """
+    if not contenders:  # none has room: no more has its prompt
+        return Latency([], {}, {})
     tokens = generation.prompt(model, point, settings.seed)
     samples: list[Sample] = []
     failed: dict[str, OutOfMemory] = {}

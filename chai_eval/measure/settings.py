@@ -53,7 +53,7 @@ class MeasureSettings:
             object.__setattr__(self, name, _whole_numbers(name, getattr(self, name)))
         _whole("repetitions", self.repetitions, 1)
         _whole("warmup", self.warmup, 0)
-        _whole("seed", self.seed, 0)
+        _whole("seed", self.seed, 0, 2**63 - 1)
         if self.rivals is not None:
             object.__setattr__(self, "rivals", _rivals(self.rivals))
 
@@ -142,9 +142,9 @@ def check_positions(settings: MeasureSettings, positions: int | None) -> None:
     )
 
 
-def _whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise _wrong(name, value, f"whole numbers from {least}")
+def _whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _wrong(name, value, f"whole numbers from {least} to {most}")
 
 
 def _whole_numbers(name: str, given: Any) -> tuple[int, ...]:

@@ -47,6 +47,10 @@ def test_a_measurement_is_printed_and_recorded_with_its_raw_samples(
     assert "random weights" in printed
     assert len(samples) == 2 * 4 * 3 * 3
     own = samples[(samples.contender == "chai") & (samples.batch == 2) & (samples.phase == "prefill")]
+    assert run_main(["status"]) == 0
+    listed = capsys.readouterr().out
+    assert "mha (sdpa), mha (eager), mha (rows), chai" in listed
+    assert "| finished | latency, 2 grid points" in listed
     point = next(point for point in record["points"] if point["batch"] == 2)
     assert point["results"]["chai"]["ttft"]["median"] == pytest.approx(own.seconds.median())
 
@@ -69,6 +73,14 @@ def test_layers_that_were_left_out_are_said(small: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("argument", "line"),
     [
+        (
+            "measure.batch_sizes=[99999999999999999999]",
+            "measure.batch_sizes: 99999999999999999999 given; allowed: whole",
+        ),
+        (
+            "measure.seed=99999999999999999999",
+            "measure.seed: 99999999999999999999 given; allowed: whole numbers from 0",
+        ),
         ("measure.lengths=[0]", "measure.lengths: 0 given; allowed: whole numbers from 1"),
         (
             "measure.lengths=[4000]",
