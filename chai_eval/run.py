@@ -10,6 +10,7 @@ from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.measure import grid
 from chai_eval.measure.stored import Measurement, measured
 from chai_eval.methods import build_method
+from chai_eval.models import check_path
 from chai_eval.report import Header, Row, published
 from chai_eval.report.rows import describe, row
 from chai_eval.scored import result
@@ -97,6 +98,7 @@ def check(settings: Settings, session: Session) -> list[str]:
         Where the documents of a task can't be loaded.
     """
     check_writable(settings.results_dir)
+    check_path(settings.model.path)
     build_method(settings.method.name, **settings.method.options)
     choice = settings.task.choice
     names = task_names(choice if isinstance(choice, str) else list(choice))

@@ -46,6 +46,7 @@ MISTAKES = [
     ("method.clusters=[[9,17],3.5]", "method.clusters:", "run-length"),
     ("method.clusters=[[8,100000000]]", "method.clusters: [8, 100000000] given", "10000"),
     ("method.clusters=${model.cluster}", "method.clusters: Interpolation key", "value"),
+    ("measure.lengths=[5]", "measure.lengths: given with measure=off", "measure=latency"),
     ("launcher=slurm", "launcher: 'slurm' is unknown", "submitit_slurm"),
     ("hydra.launcher.n_jobs=3", "hydra.launcher.n_jobs: given without a launcher", "launcher=joblib"),
     ("hydra.run.dir=x", "hydra.run.dir: 'hydra' is unknown", "results_dir"),
@@ -90,14 +91,24 @@ def test_a_task_that_is_not_there_is_named(
 ) -> None:
     line = refused(capsys, *typed.split())
     assert line.startswith(said)
-    assert "allowed: " in line
+    assert "; allowed: " in line
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("typed", ["path=/no/such/model task=winogrande", "path=asset:gpt9 task=winogrande"])
+def test_a_model_that_is_not_there_is_named_before_the_hub_is_asked_for_a_task(
+    typed: str, capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    line = refused(capsys, *typed.split())
+    assert line.startswith(f"model.path: {typed.split()[0].removeprefix('path=')} is ")
+    assert "a local directory, a name on the hub" in line.partition("; allowed: ")[2]
     assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("typed", "said", "allowed"),
     [
-        (["task=text"], "text: None given with task=text", "passages, c4, or a UTF-8 file"),
+        (["task=text"], "text: None given with task=text", "c4, passages, auto, or a UTF-8 file"),
         (["text=a.txt"], "text: 'a.txt' given without task=text", "null, or task=text"),
         (["task=[piqa,boolq]", "text=passages"], "text: 'passages' given without task=text", "null, or task=text"),
         (["task=text", "text=no such.txt"], "text: no such.txt is no file", "a UTF-8 file"),

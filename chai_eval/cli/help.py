@@ -56,7 +56,7 @@ def help_text() -> str:
     return "\n".join([*parts, EXAMPLES])
 
 
-RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, passages or c4"
+RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, passages, c4 or auto"
 ANY_TASK = "any task of lm-eval by its name; several as task=[piqa,winogrande]"
 
 

@@ -213,6 +213,8 @@ def _refuse_unknown(key: str, known: Any) -> None:
                 if inside:
                     raise SettingError(f"{key}: unknown (did you mean {inside[0]}?); allowed: {', '.join(inside)}")
                 names += SHORT
+            if reached == ["measure"] and not names:  # conf/measure/off.yaml has no settings
+                raise SettingError(f"{key}: given with measure=off; allowed: measure=latency, memory or full")
             raise unknown(key, part, names)
         known = known[part]
         reached.append(part)

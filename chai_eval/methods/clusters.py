@@ -96,8 +96,8 @@ def cluster_counts(spec: ClusterSpec | None, model: PreTrainedModel) -> tuple[in
     shape = attention_shape(model)
     if spec is None:
         raise SettingError(
-            "method.clusters: no cluster counts are known for this model, it needs calibration; allowed: "
-            f"{FORMS}; {shape.layers} layers of {shape.heads} heads"
+            f"method.clusters: no cluster counts are known for this model of {shape.layers} layers of {shape.heads} "
+            f"heads; python -m chai_eval.calibrate model=<name> finds some; allowed: {FORMS}"
         )
     counts = _expand(preset_runs(spec) if isinstance(spec, str) else spec)
     named = f"preset {spec!r} has" if isinstance(spec, str) else ""

@@ -122,23 +122,36 @@ def load(settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     return model.eval(), tokenizer
 
 
+def check_path(path: str | None) -> None:
+    """Refuse a path that is no asset, no directory here, and no name on the hub either; the hub isn't asked.
+
+    Raises
+    ------
+    SettingError
+    """
+    if path is None:
+        return
+    if path.startswith(_ASSET):
+        if path.removeprefix(_ASSET) not in EMBEDDED:
+            known = ", ".join(_ASSET + name for name in EMBEDDED)
+            raise SettingError(f"model.path: {path} is unknown; allowed: {known}, a local directory, a name on the hub")
+        return
+    folder = Path(path).expanduser()
+    local = folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
+    if local and not folder.is_dir():
+        raise SettingError(f"model.path: {path} is not a directory; allowed: a local directory, a name on the hub")
+
+
 def _local_folder(settings: ModelSettings) -> Path | None:
     """The directory that the settings name, or None for a model of the hub or one that is made from its config."""
     path = settings.path
+    check_path(path)
     if path is None:
         return None
     if path.startswith(_ASSET):
-        asset = path.removeprefix(_ASSET)
-        if asset not in EMBEDDED:
-            known = ", ".join(_ASSET + name for name in EMBEDDED)
-            raise SettingError(f"model.path: {path} is unknown; allowed: {known}, a local directory, a name on the hub")
-        return embedded_path(asset)
+        return embedded_path(path.removeprefix(_ASSET))
     folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1:
-        raise SettingError(f"model.path: {path} is not a directory; allowed: a local directory, a name on the hub")
-    return None
+    return folder if folder.is_dir() else None
 
 
 def _random(settings: ModelSettings, folder: Path | None, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:

@@ -61,9 +61,9 @@ def check_text(names: Sequence[str], text: str | None) -> None:
     SettingError
     """
     if text is None and TEXT in names:
-        raise SettingError(
-            "text: None given with task=text; allowed: passages, c4, or a UTF-8 file, plain or JSON lines"
-        )
+        from chai_eval.data.text import ALLOWED
+
+        raise SettingError(f"text: None given with task=text; allowed: {ALLOWED}")
     if text is not None and TEXT not in names:
         raise SettingError(f"text: {text!r} given without task=text; allowed: null, or task=text")
 
@@ -143,8 +143,8 @@ def _check_known(name: str) -> None:
         return
     close = difflib.get_close_matches(name, ["paper", TEXT, *known], n=5, cutoff=0.6)
     ours = ", ".join(("paper", *PAPER_TASKS, TEXT))
-    hint = f"did you mean {', '.join(close)}?" if close else f"{ours}, any task of lm-eval"
-    raise SettingError(f"task: {name!r} is not known; allowed: {hint}")
+    hint = f" (did you mean {', '.join(close)}?)" if close else ""
+    raise SettingError(f"task: {name!r} is not known{hint}; allowed: {ours}, any task of lm-eval")
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from tests.attention.tiny import MODELS
         ({"clusters": []}, r"method.clusters: \[\] given; allowed: a preset"),
         ({"clusters": "nothing"}, r"method.clusters: no preset 'nothing'; allowed: .*llama7b"),
         ({"clusters": "llama7b"}, r"method.clusters: preset 'llama7b' has 32 counts given for a model of 3"),
-        ({"clusters": None}, r"method.clusters: .* needs calibration"),
+        ({"clusters": None}, r"method.clusters: no cluster counts .* chai_eval.calibrate model=<name>"),
         (
             {"clusters": [4, 4, 4], "probe_tokens": 0},
             r"method.probe_tokens: 0 given; allowed: whole numbers from 1",
