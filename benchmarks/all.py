@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cache_bytes, decode, membership, model, prefill, scoring
-from benchmarks.common import OWN, Row, table
+from benchmarks.common import OWN, Row, table, writable
 from chai_eval.measure.statistics import Ratio
 
 # Few repetitions of small shapes: whether everything runs, not how fast.
@@ -56,7 +56,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     options = argparse.ArgumentParser(description=(__doc__ or "").strip())
     options.add_argument("--quick", action="store_true", help="see whether everything runs; its numbers mean nothing")
     options.add_argument("--only", type=_named, default=list(QUICK), help=f"some of {', '.join(NAMES)}")
-    options.add_argument("--out", type=Path, default=OWN, help="folder of the records and of the table")
+    options.add_argument("--out", type=writable, default=OWN, help="folder of the records and of the table")
     arguments = options.parse_args(given)
     for each in arguments.only:
         print(f"\n{each.__name__}\n", flush=True)

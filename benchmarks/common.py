@@ -63,7 +63,7 @@ def parser(text: str | None, *, repetitions: int) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=(text or "").splitlines()[0])
     options.add_argument("--repetitions", type=positive, default=repetitions, help="timed repetitions")
     options.add_argument("--device", default="cpu", help="cpu, cuda …")
-    options.add_argument("--out", type=Path, default=OWN, help="folder of the records")
+    options.add_argument("--out", type=writable, default=OWN, help="folder of the records")
     return options
 
 
@@ -175,3 +175,15 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} given; allowed: whole numbers from 1")
     return value
+
+
+def writable(text: str) -> Path:
+    """A folder for records, made where it isn't there: a benchmark shouldn't run for minutes and then find it can't."""
+    folder = Path(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text} given, which can't be made ({error.strerror}); allowed: a folder that can be written to"
+        ) from error
+    return folder

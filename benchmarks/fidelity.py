@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import RESULTS, positive, provenance
+from benchmarks.common import RESULTS, positive, provenance, writable
 from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import elbows, kv_saving, towards
@@ -49,7 +49,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     options.add_argument(
         "--counts", type=json.loads, help="cluster counts of your own to compare, such as [[9,17],[3,13]]"
     )
-    options.add_argument("--out", type=Path, default=RESULTS / "fidelity", help="folder of the record")
+    options.add_argument("--out", type=writable, default=RESULTS / "fidelity", help="folder of the record")
     arguments = options.parse_args(given)
     settings = model_settings(arguments.model)
     model, tokenizer = load(settings)

@@ -63,8 +63,10 @@ def machine(record: Mapping[str, Any]) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "–"
-    reached = f"{row.reached.value:.2f}×"
-    return reached if row.reached.low is None else f"{reached} ({spread(row.reached)})"
+    text = f"{row.reached.value:.2f}×"
+    if row.reached.low is not None:
+        text += f" ({spread(row.reached)})"
+    return text if row.met is not False else f"missed: {text}"
 
 
 if __name__ == "__main__":

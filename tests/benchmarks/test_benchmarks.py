@@ -58,3 +58,13 @@ def test_the_table_that_is_written_has_the_rows_of_every_record(tmp_path: Path) 
     (first,) = membership.main(["--requests", "5", "--shapes", "32:4", "--repetitions", "1", "--out", str(tmp_path)])
     (second,) = prefill.main(["--queries", "32", "--repetitions", "1", "--out", str(tmp_path)])
     assert table(all_of_them.recorded(tmp_path)) == table([second, first])
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for main in (all_of_them.main, decode.main):
+        with pytest.raises(SystemExit):
+            main(["--out", str(tmp_path / "file" / "records")])
+        assert "which can't be made (Not a directory); allowed: a folder" in capsys.readouterr().err

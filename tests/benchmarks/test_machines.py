@@ -47,6 +47,14 @@ def test_what_a_machine_did_not_time_is_a_dash_and_the_later_of_two_records_coun
     assert (first[6], second[5]) == ("–", "–")
 
 
+def test_a_promise_that_a_machine_did_not_keep_is_marked() -> None:
+    found = [record(1.6, "2026", instructions="old"), record(1.7, "2026", instructions="new")]
+    for each in found:
+        each["rows"][0]["reach"] = 1.7
+    (_, row) = cells(machines.side_by_side(found))
+    assert row[3:] == ["≥ 1.70×", "1.78×", "missed: 1.60× (1.50 to 1.70)", "1.70× (1.60 to 1.80)"]
+
+
 def test_rows_with_neither_promise_nor_limit_are_left_to_the_full_table() -> None:
     assert len(cells(machines.side_by_side([record(2.0, "2026", limit=None)]))) == 1
 
