@@ -133,10 +133,16 @@ def shared_attention(
     """
     count, queries = kept_query.shape[0], kept_query.shape[2]
     if share_value:
-        if slot is not None:
-            value = value[torch.arange(count, device=value.device)[:, None], slot]
         alone = Membership.every_head(count, membership.clusters, value.device)
-        out = shared_attention(kept_query, kept_key, value, alone, rows, scaling, slot=slot, first=first, window=window)
+        if slot is not None and queries <= FEW_QUERIES:
+            out = decode.attend(
+                kept_query, kept_key, slot, value, alone, rows, scaling, first, window, share_value=True
+            )
+        else:
+            own = value if slot is None else value[torch.arange(count, device=value.device)[:, None], slot]
+            out = shared_attention(
+                kept_query, kept_key, own, alone, rows, scaling, slot=slot, first=first, window=window
+            )
         return out.gather(1, membership.cluster[:, :, None, None].expand(-1, -1, queries, value.shape[-1]))
     if queries <= FEW_QUERIES:
         return decode.attend(kept_query, kept_key, slot, value, membership, rows, scaling, first, window)

@@ -1,7 +1,8 @@
-"""Attention of every head on its own, where heads share keys: PyTorch's results, without PyTorch's copies."""
+"""Where heads share keys and values: PyTorch's results, without a copy of either for each token."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from chai_eval.attention.clustered import FEW_QUERIES, full_attention
+from chai_eval.attention.clustered import FEW_QUERIES, full_attention, shared_attention
+from chai_eval.attention.membership import membership_from_labels
 from chai_eval.attention.rows import Rows
 
 HEADS, HEAD_DIM = 6, 16
@@ -60,13 +62,38 @@ def test_queries_after_a_cache_equal_pytorchs_grouped_attention(
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # float32, sums of at most 37 numbers of about 1
 
 
-def test_a_new_token_copies_no_keys_or_values_that_heads_share() -> None:
+SLOT = torch.tensor([[1, 0, 1]])
+
+
+def every_head(query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
+    return full_attention(query, key, value, rows, 0.3)
+
+
+def representatives(query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
+    membership = membership_from_labels(torch.tensor([[0, 0, 2, 2, 2, 5]]), 3)
+    return shared_attention(query[:, [0, 2, 5]], key, value, membership, rows, 0.3, slot=SLOT, share_value=True)
+
+
+@pytest.mark.parametrize("attend", [every_head, representatives])
+def test_a_new_token_copies_no_keys_or_values_that_heads_share(attend: Callable[..., Tensor]) -> None:
     def allocated(length: int) -> int:
         query, key, value = drawn(1, HEADS, 1), drawn(1, 2, length + 1), drawn(1, 2, length + 1)
         rows = going_on([length], 1)
         with torch.no_grad(), Allocated() as counted:
-            full_attention(query, key, value, rows, 0.3)
+            attend(query, key, value, rows)
         return counted.nbytes
 
-    # Not even one key more for each token: scores, four bytes a head, are all that may grow.
-    assert allocated(400) - allocated(200) <= 200 * HEADS * 4 * 2
+    # Not even one key for each token of the cache: what grows is a few numbers a head, scores and probabilities.
+    assert allocated(400) - allocated(200) < 200 * HEAD_DIM * 4
+
+
+@pytest.mark.parametrize("queries", [1, 3, FEW_QUERIES + 1])
+def test_outputs_that_a_cluster_shares_are_its_representatives(queries: int) -> None:
+    rows = going_on([20], queries)
+    query, key, value = drawn(1, HEADS, queries), drawn(1, 2, 20 + queries), drawn(1, 2, 20 + queries)
+    seen = torch.arange(20 + queries) <= 20 + torch.arange(queries)[:, None]
+    alone = scaled_dot_product_attention(
+        query[:, [0, 2, 5]], key[:, SLOT[0]], value[:, SLOT[0]], attn_mask=seen, scale=0.3
+    )
+    found = representatives(query, key, value, rows)
+    torch.testing.assert_close(found, alone[:, [0, 0, 1, 1, 1, 2]], atol=1e-5, rtol=0)
