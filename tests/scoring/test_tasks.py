@@ -124,7 +124,10 @@ def test_a_group_that_changes_its_tasks_is_refused() -> None:
 
 @pytest.mark.parametrize("function", [task_names, load_task])
 def test_an_unknown_name_is_one_line_with_close_ones(function: Any) -> None:
-    with pytest.raises(SettingError, match=r"^task: 'winogrand' is not known; .*winogrande") as raised:
+    with pytest.raises(
+        SettingError,
+        match=r"^task: 'winogrand' is not known \(did you mean winogrande, .*; allowed: paper, .*any task of lm-eval",
+    ) as raised:
         function("winogrand")
     assert "\n" not in str(raised.value)
 
