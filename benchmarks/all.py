@@ -76,11 +76,18 @@ def recorded(folder: Path) -> list[Row]:
 
 def records(files: Iterable[Path]) -> list[dict[str, Any]]:
     """What benchmarks wrote, in their order; of one benchmark what lies in folders below comes later."""
-    of = {file: file.stem.partition("-")[0] for file in files}
-    places = {
-        file: (list(NAMES).index(name), len(file.parts), file.as_posix()) for file, name in of.items() if name in NAMES
-    }
-    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(places, key=lambda each: places[each])]
+    names = list(NAMES)
+
+    def place(file: Path) -> tuple[int, int, str]:
+        return names.index(_benchmark(file)), len(file.parts), file.as_posix()
+
+    in_order = sorted((file for file in files if _benchmark(file) in NAMES), key=place)
+    return [json.loads(file.read_text(encoding="utf-8")) for file in in_order]
+
+
+def _benchmark(record: Path) -> str:
+    """Which benchmark a record is of, by the name of its file."""
+    return record.stem.partition("-")[0]
 
 
 def rows_of(record: Mapping[str, Any]) -> list[Row]:

@@ -32,20 +32,20 @@ def side_by_side(found: Sequence[Mapping[str, Any]]) -> str:
 
     Where a machine timed the same twice, the later counts.
     """
-    reached: dict[tuple[str, str, str], dict[str, Row]] = {}
-    finished: dict[tuple[str, str, str, str], str] = {}
+    # When it was finished, and the row: by what was timed, and on which machine.
+    reached: dict[tuple[str, str, str], dict[str, tuple[str, Row]]] = {}
     for record in found:
-        name = machine(record)
+        name, finished = machine(record), record["finished"]
         for row in rows_of(record):
             if row.reach is None and row.limit is None:
                 continue
-            key = (row.what, row.setting, row.peer)
-            if record["finished"] > finished.get((*key, name), ""):
-                reached.setdefault(key, {})[name] = row
-                finished[*key, name] = record["finished"]
-    names = list(dict.fromkeys(name for rows in reached.values() for name in rows))
+            by_machine = reached.setdefault((row.what, row.setting, row.peer), {})
+            if name not in by_machine or finished > by_machine[name][0]:
+                by_machine[name] = finished, row
+    names = list(dict.fromkeys(name for by_machine in reached.values() for name in by_machine))
     lines = []
-    for key, rows in reached.items():
+    for key, by_machine in reached.items():
+        rows = {name: row for name, (_, row) in by_machine.items()}
         one = next(iter(rows.values()))
         lines.append([*key, promised(one), limit(one), *(_cell(rows.get(name)) for name in names)])
     return "\n".join(markdown(["what", "setting", "against", "promised", "limit", *names], lines, left=3)) + "\n"

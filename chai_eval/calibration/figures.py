@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 COLUMNS = 6
 
-
 INSTALL = "pip install -c constraints.txt -e '.[figures]'"
 
 

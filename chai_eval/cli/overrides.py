@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from chai_eval.errors import SettingError
+from chai_eval.measure.settings import given_while_off
 from chai_eval.resources import conf_dir
 from chai_eval.settings import Settings, parse_settings
 from chai_eval.values import unknown
@@ -214,7 +215,7 @@ def _refuse_unknown(key: str, known: Any) -> None:
                     raise SettingError(f"{key}: unknown (did you mean {inside[0]}?); allowed: {', '.join(inside)}")
                 names += SHORT
             if reached == ["measure"] and not names:  # conf/measure/off.yaml has no settings
-                raise SettingError(f"{key}: given with measure=off; allowed: measure=latency, memory or full")
+                raise given_while_off(key)
             raise unknown(key, part, names)
         known = known[part]
         reached.append(part)

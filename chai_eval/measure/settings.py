@@ -111,12 +111,17 @@ def parse_measure(values: Mapping[str, Any]) -> MeasureSettings | None:
     known = [name for name in MeasureSettings.__dataclass_fields__ if name != "kind"]
     for name in given:
         if kind == "off":
-            raise SettingError(f"measure.{name}: given with measure=off; allowed: measure=latency, memory or full")
+            raise given_while_off(f"measure.{name}")
         if name not in known:
             raise SettingError(f"measure.{name}: unknown; allowed: {', '.join(known)}")
     if given.get("rivals") == "auto":
         given["rivals"] = None
     return None if kind == "off" else MeasureSettings(kind=kind, **given)
+
+
+def given_while_off(setting: str) -> SettingError:
+    """Say that a setting of measurements has no meaning where nothing is measured."""
+    return SettingError(f"{setting}: given with measure=off; allowed: measure=latency, memory or full")
 
 
 def check_positions(settings: MeasureSettings, positions: int | None) -> None:
