@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 import torch
 
+from chai_eval.analyse import _work as work
 from chai_eval.analyse import analyse
 from chai_eval.attention.membership import membership_of
 from chai_eval.attention.probe import probe_features
 from chai_eval.calibration.command import composed
 from chai_eval.calibration.facts import correlation_and_error, follow_membership
-from chai_eval.calibration.settings import AnalysisSettings, parse_analysis
+from chai_eval.calibration.settings import parse_analysis
 from chai_eval.errors import SettingError
 from tests.attention.tiny import HEADS, LAYERS, llama, looped, requests
 
@@ -54,29 +55,32 @@ def test_membership_is_followed_probe_by_probe() -> None:
                 assert torch.equal(found[layer][row, probe - 1], lowest)
 
 
-def small_analysis(tmp_path: Path, *more: str) -> AnalysisSettings:
+def small_asked(tmp_path: Path) -> list[str]:
     text = tmp_path / "text.txt"
     text.write_text("some words that mean little, again and again\n" * 40)
     few = ("samples=3", "tokens=24", "longest_probe=8", "starts=2", f"text={text}", f"out={tmp_path / 'a'}")
-    return parse_analysis(composed("analyse", ["model=tiny_llama_random", "counts=[3,3,8,5]", *few, *more]))
+    return ["model=tiny_llama_random", "counts=[3,3,8,5]", *few]
 
 
 def test_without_matplotlib_data_is_written_and_a_line_says_how_to_get_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("chai_eval.calibration.figures.importlib.util.find_spec", lambda _: None)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "error_curves.png").write_bytes(b"of earlier data")
-    folder = analyse(small_analysis(tmp_path), "command")
+    folder = analyse(parse_analysis(composed("analyse", small_asked(tmp_path))), "command")
     assert len(list(folder.glob("*.parquet"))) == 4
     assert list(folder.glob("*.png")) == []
+    work(composed("analyse", small_asked(tmp_path)), ())
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "No figures, for want of matplotlib: pip install -c constraints.txt -e '.[figures]'"
     with pytest.raises(SettingError, match=r"^figures: true given.*; allowed: false, null, or pip install .*figures"):
-        analyse(small_analysis(tmp_path, "figures=true"), "command")
+        analyse(parse_analysis(composed("analyse", [*small_asked(tmp_path), "figures=true"])), "command")
 
 
 def test_data_and_figures_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    folder = analyse(small_analysis(tmp_path), "command")
+    folder = analyse(parse_analysis(composed("analyse", small_asked(tmp_path))), "command")
     tables = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
     assert set(tables) == {"head_correlation", "error_curves", "membership_changes", "cluster_sizes"}
     assert all((folder / f"{name}.png").stat().st_size > 1000 for name in tables)
