@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from chai_eval.attention.cache import ClusteredCache
 from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
-from chai_eval.attention.inject import UnsupportedModel, attention_layers, take_over
+from chai_eval.attention.inject import attention_layers, take_over
+from chai_eval.attention.masks import Chunk, UnsupportedModel
 from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
 from chai_eval.attention.passes import ForwardPass, Layer, Takeover
 from chai_eval.attention.planned import clustered
@@ -14,6 +15,7 @@ from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows
 
 __all__ = [
+    "Chunk",
     "ClusteredCache",
     "ForwardPass",
     "Layer",

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from chai_eval.attention.kernels import decode, prefill
+from chai_eval.attention.masks import Window
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.attention.rows import Rows
@@ -16,7 +17,7 @@ FEW_QUERIES = 16
 
 
 def full_attention(
-    query: Tensor, key: Tensor, value: Tensor, rows: Rows, scaling: float, window: int | None = None
+    query: Tensor, key: Tensor, value: Tensor, rows: Rows, scaling: float, window: Window | None = None
 ) -> Tensor:
     """Multi-head attention of every row, each head with its own scores.
 
@@ -58,7 +59,7 @@ def clustered_attention(
     scaling: float,
     *,
     first: int = 0,
-    window: int | None = None,
+    window: Window | None = None,
     share_value: bool = False,
 ) -> Tensor:
     """Attention in which each head uses its representative's probabilities with its own values.
@@ -107,7 +108,7 @@ def shared_attention(
     *,
     slot: Tensor | None = None,
     first: int = 0,
-    window: int | None = None,
+    window: Window | None = None,
     share_value: bool = False,
 ) -> Tensor:
     """The same from the representatives' queries and keys, all that is kept of them.

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from chai_eval.attention.passes import Attend, Layer, Takeover, packed_pass, padded_pass
+from chai_eval.attention.masks import LayerMask, UnsupportedModel, layer_mask, window_given
+from chai_eval.attention.passes import Attend, ForwardPass, Layer, Takeover, packed_pass, padded_pass
+from chai_eval.attention.rope import rotary_lengths
 
 # What some models add to attention and we do not compute; each arrives as a keyword of the attention call.
 NOT_COMPUTED = {
@@ -33,10 +35,6 @@ NOT_COMPUTED = {
 ATTENTION_NAMES = {"self_attn", "attn", "attention", "self_attention"}
 
 
-class UnsupportedModel(ValueError):  # noqa: N818 - says what is wrong, not that it is an error
-    """The attention of this model can't be taken over; the message says why."""
-
-
 @dataclass(frozen=True)
 class AttentionShape:
     """Layers, query heads, key/value heads and head dimension of a model, as its config states them."""
@@ -48,15 +46,26 @@ class AttentionShape:
 
 
 def attention_shape(model: PreTrainedModel) -> AttentionShape:
-    """Read the attention's shape from a model's config."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    return AttentionShape(
-        layers=config.num_hidden_layers,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-    )
+    """Read the attention's shape from a model's config.
+
+    Raises
+    ------
+    UnsupportedModel
+        Where it states no heads.
+    """
+    kind, config = model.config.model_type, model.config.get_text_config()
+    allowed = "allowed: models with softmax attention of the same heads in every layer"
+    try:
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    except AttributeError as error:
+        raise UnsupportedModel(f"model: config of {kind} states no {error.name or 'heads'}; {allowed}") from error
+    except RuntimeError as error:  # a config that states one for each layer refuses to state one for all
+        raise UnsupportedModel(f"model: heads of {kind} differ from layer to layer; {allowed}") from error
+    if not all(isinstance(each, int) for each in (layers, heads, kv_heads, head_dim)):
+        raise UnsupportedModel(f"model: heads of {kind} differ from layer to layer; {allowed}")
+    return AttentionShape(layers, heads, kv_heads, head_dim)
 
 
 def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
@@ -142,24 +151,32 @@ def take_over(
     original = _implementations(config)
     padded = partial(padded_pass, stack, len(layers), made_by, probe_tokens)
     parameters = list(inspect.signature(stack.forward).parameters)
+    rotary = rotary_lengths(model)
     handle = Takeover()
     current = handle.passes
 
-    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> Any:
         _refuse_extras(config.model_type, kwargs)
         run = current[-1]
+        _check_call(config.model_type, layers, module, query, run)
         layer = Layer(
             int(module.layer_idx),  # type: ignore[arg-type]
             kwargs["scaling"] if kwargs.get("scaling") is not None else query.shape[-1] ** -0.5,
-            kwargs.get("sliding_window"),
+            window_given(config.model_type, attention_mask),
             module,
         )
         run.layers_seen.add(layer.index)
+        handle.saw(layer, query, key, value)
         rows = run.rows
         query, key, value = rows.gather(query), rows.gather(key), rows.gather(value)
         if not stores:
             key, value = run.whole(layer.index, key, value)
         return rows.scatter(attend(layer, query, key, value, run)), None
+
+    def mask(*args: Any, mask_function: Any, **kwargs: Any) -> LayerMask:
+        return layer_mask(config.model_type, mask_function, packed=current[-1].packed)
 
     def before(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -170,6 +187,8 @@ def take_over(
         # By name: what is given by position (a mask, say) must not be missed.
         kwargs.update(zip(parameters, args, strict=False))
         run = packed_pass(rows, kwargs) if rows is not None else padded(kwargs)
+        if run.rows.past is None:
+            rotary.forget()
         run.use_cache(True)
         current.append(run)
         config._attn_implementation = name
@@ -185,11 +204,11 @@ def take_over(
             missed = sorted(set(layers) - run.layers_seen)
             raise UnsupportedModel(
                 f"model: layers {missed} of {config.model_type} did not call the attention interface, so their "
-                "attention can't be taken over"
+                "attention can't be taken over; allowed: models that do in every layer"
             )
 
     AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, lambda *args, **kwargs: None)
+    AttentionMaskInterface.register(name, mask)
     hooks = [
         stack.register_forward_pre_hook(before, with_kwargs=True),
         stack.register_forward_hook(after, with_kwargs=True, always_call=True),
@@ -201,16 +220,38 @@ def take_over(
         for hook in hooks:
             hook.remove()
         del stack._chai_eval_applied
+        rotary.forget()
         _restore(original)
         AttentionInterface._global_mapping.pop(name, None)
         AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+def _check_call(kind: str, layers: Mapping[int, nn.Module], module: nn.Module, query: Tensor, run: ForwardPass) -> None:
+    """Refuse calls of the attention that are not one for each layer, over all tokens of the pass."""
+    index = getattr(module, "layer_idx", None)
+    if layers.get(index) is not module:  # type: ignore[arg-type]
+        raise UnsupportedModel(
+            f"model: {kind} attends in a {type(module).__name__} that is none of its {len(layers)} layers' attention; "
+            "allowed: models with one attention in each layer"
+        )
+    if index in run.layers_seen:
+        raise UnsupportedModel(
+            f"model: layer {index} of {kind} attends twice in a pass; allowed: models that attend once in each layer"
+        )
+    given, expected = (query.shape[0], query.shape[2]), (run.rows.batch, run.rows.tokens)
+    if given != expected:
+        raise UnsupportedModel(
+            f"model: layer {index} of {kind} attends from {given[1]} tokens of {given[0]} requests in a pass of "
+            f"{expected[1]} of {expected[0]}; allowed: models whose layers all see the whole pass"
+        )
 
 
 def _refuse_extras(kind: str, kwargs: Mapping[str, Any]) -> None:
     for name, what in NOT_COMPUTED.items():
         if kwargs.get(name) is not None:
             raise UnsupportedModel(
-                f"model: attention of {kind} uses {what}, which clustered attention does not compute"
+                f"model: attention of {kind} uses {what}, which clustered attention does not compute; allowed: models "
+                "of softmax attention alone"
             )
 
 

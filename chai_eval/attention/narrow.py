@@ -7,7 +7,7 @@ so this is where time is. The attention module's own forward is stood in for; wh
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.clustered import shared_attention
 from chai_eval.attention.inject import attention_layers
+from chai_eval.attention.masks import Window, window_given
 from chai_eval.attention.passes import ForwardPass, Takeover
 from chai_eval.attention.probed import Plan, exact_attention
 from chai_eval.attention.projection import Narrow
@@ -42,21 +43,18 @@ class Family:
         Name of the output projection.
     scaled_query : bool
         Queries are scaled before the product, which then has a scaling of 1.
-    window : callable
-        Width of the sliding window of a module, or None.
     """
 
     rotary: bool
     output: str
     scaled_query: bool
-    window: Callable[[Any], int | None]
 
 
 FAMILIES = {
-    "LlamaAttention": Family(True, "o_proj", False, lambda module: None),
-    "MistralAttention": Family(True, "o_proj", False, lambda module: module.config.sliding_window),
-    "Qwen2Attention": Family(True, "o_proj", False, lambda module: module.sliding_window),
-    "OPTAttention": Family(False, "out_proj", True, lambda module: None),
+    "LlamaAttention": Family(True, "o_proj", False),
+    "MistralAttention": Family(True, "o_proj", False),
+    "Qwen2Attention": Family(True, "o_proj", False),
+    "OPTAttention": Family(False, "out_proj", True),
 }
 
 
@@ -110,7 +108,9 @@ def _forward(
         return type(module).forward(module, hidden_states, *args, **kwargs)
     handle.paths[path] += 1
     run.layers_seen.add(narrow.index)
-    out = narrow.attend(hidden_states, kwargs.get("position_embeddings"), run, path)
+    window = window_given(module.config.model_type, kwargs.get("attention_mask"))
+    narrow.plan.check_window(window)
+    out = narrow.attend(hidden_states, kwargs.get("position_embeddings"), run, path, window)
     return getattr(module, narrow.family.output)(out.flatten(-2)), None
 
 
@@ -141,7 +141,9 @@ class NarrowAttention:
             return "two_step"
         return None
 
-    def attend(self, hidden: Tensor, turn: tuple[Tensor, Tensor] | None, run: ForwardPass, path: str) -> Tensor:
+    def attend(
+        self, hidden: Tensor, turn: tuple[Tensor, Tensor] | None, run: ForwardPass, path: str, window: Window | None
+    ) -> Tensor:
         """Output of every head before the output projection.
 
         Parameters
@@ -163,12 +165,19 @@ class NarrowAttention:
             turn = (cos, sin)
         if path == "decode":
             assert store is not None
-            out = self._decode(hidden, turn, run, store)
+            out = self._decode(hidden, turn, run, store, window)
         else:
-            out = self._two_step(hidden, turn, run, store)
+            out = self._two_step(hidden, turn, run, store, window)
         return rows.scatter(out)
 
-    def _decode(self, hidden: Tensor, turn: tuple[Tensor, Tensor] | None, run: ForwardPass, store: RowLayer) -> Tensor:
+    def _decode(
+        self,
+        hidden: Tensor,
+        turn: tuple[Tensor, Tensor] | None,
+        run: ForwardPass,
+        store: RowLayer,
+        window: Window | None,
+    ) -> Tensor:
         membership = store.membership
         assert membership is not None
         assert store.kept_heads is not None
@@ -186,13 +195,18 @@ class NarrowAttention:
         store.append(key, value, run.rows)
         return shared_attention(
             query, *store.with_room(), membership, run.rows, self._scaling,
-            slot=store.slot, window=self.family.window(self.module), share_value=self.plan.share_value,
+            slot=store.slot, window=window, share_value=self.plan.share_value,
         )  # fmt: skip
 
     def _two_step(
-        self, hidden: Tensor, turn: tuple[Tensor, Tensor] | None, run: ForwardPass, store: RowLayer | None
+        self,
+        hidden: Tensor,
+        turn: tuple[Tensor, Tensor] | None,
+        run: ForwardPass,
+        store: RowLayer | None,
+        window: Window | None,
     ) -> Tensor:
-        module, probe, rows, window = self.module, self.plan.probe_tokens, run.rows, self.family.window(self.module)
+        module, probe, rows = self.module, self.plan.probe_tokens, run.rows
         early_hidden, late_hidden = hidden[:, :probe], hidden[:, probe:]
         early_turn = late_turn = None
         if turn is not None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
 from chai_eval.attention.cache import ClusteredCache, Remembered, adopt
+from chai_eval.attention.masks import Window
 from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows
 
@@ -30,15 +31,15 @@ class Layer:
         Number of the layer, from 0.
     scaling : float
         Factor of the products of queries and keys.
-    window : int or None
-        Width of the sliding window, where the layer has one.
+    window : int, Chunk or None
+        Width of the sliding window, or the chunks, where the layer has any.
     module : nn.Module
         The attention module.
     """
 
     index: int
     scaling: float
-    window: int | None
+    window: Window | None
     module: nn.Module
 
 
@@ -54,6 +55,8 @@ class ForwardPass:
         From layer to layer, as long as the pass lasts.
     remembered : dict of (layer, name) to Tensor [rows, ...]
         From pass to pass, as long as the cache lasts; reordered with it, so the first dimension must be the rows.
+    packed : bool
+        Requests lie one after the other in a line, as `rows=` says.
     """
 
     rows: Rows
@@ -61,6 +64,7 @@ class ForwardPass:
     carried: dict[str, Any] = field(default_factory=dict)
     remembered: MutableMapping[tuple[int, str], Tensor] = field(default_factory=dict)
     layers_seen: set[int] = field(default_factory=set)
+    packed: bool = False
 
     def store(self, layer: int) -> RowLayer | None:
         """Where the layer's keys and values are kept, if they are."""
@@ -77,6 +81,16 @@ class ForwardPass:
         return (key, value) if store is None else store.append(key, value, self.rows)
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """What an attention call was given: heads, and numbers per head of queries and keys, and of values."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
 @dataclass
 class Takeover:
     """A model whose attention is taken over.
@@ -87,10 +101,21 @@ class Takeover:
         The forward pass that is going on, if any.
     paths : Counter of str
         How often clustered layers projected "whole" (all heads), or narrowly: "two_step", "decode".
+    shapes : dict of int to LayerShape
+        Of each layer that went through the attention interface.
+    windows : dict of int to int, Chunk or None
+        How far back each of them looked.
     """
 
     passes: list[ForwardPass] = field(default_factory=list)
     paths: Counter[str] = field(default_factory=Counter)
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+    windows: dict[int, Window | None] = field(default_factory=dict)
+
+    def saw(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Note what a layer was given, `[batch, heads, tokens, head_dim]` each."""
+        self.windows[layer.index] = layer.window
+        self.shapes[layer.index] = LayerShape(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
 
     @property
     def run(self) -> ForwardPass | None:
@@ -121,7 +146,7 @@ def packed_pass(rows: Rows, kwargs: dict[str, Any]) -> ForwardPass:
     if kwargs.get("position_ids") is None:
         kwargs["position_ids"] = positions(rows)
     kwargs["use_cache"] = False
-    return ForwardPass(rows)
+    return ForwardPass(rows, packed=True)
 
 
 def padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, kwargs: dict[str, Any]) -> ForwardPass:
@@ -165,3 +190,23 @@ def _wants_cache(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
     wanted = kwargs.get("use_cache")
     config: Any = stack.config
     return bool(config.use_cache if wanted is None else wanted)
+
+
+def logits_at(model: PreTrainedModel, places: Tensor, **given: Any) -> Tensor:
+    """Logits of some tokens of a pass of shape `[1, tokens]`; others are not computed where the model can leave them.
+
+    Parameters
+    ----------
+    places : Tensor [n], int64
+        Ascending, each once.
+    **given
+        What the model is called with.
+
+    Returns
+    -------
+    Tensor [n, vocabulary]
+    """
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        return model(**given).logits[0].index_select(0, places)
+    logits: Tensor = model(**given, logits_to_keep=places).logits[0]
+    return logits

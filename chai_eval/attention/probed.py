@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
+from chai_eval.attention.masks import Chunk, UnsupportedModel, Window, width
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.passes import ForwardPass, Layer
 from chai_eval.attention.probe import probe_probabilities, repeat_heads
@@ -45,6 +46,19 @@ class Plan:
         assert self.choose is not None
         return self.choose(query, key, scaling)
 
+    def check_window(self, window: Window | None) -> None:
+        """Refuse a window that some of the probe tokens lie outside of: what heads attend to there is another matter.
+
+        Raises
+        ------
+        UnsupportedModel
+        """
+        if window is not None and width(window) < self.probe_tokens:
+            what = "chunks of attention" if isinstance(window, Chunk) else "sliding window"
+            raise UnsupportedModel(
+                f"method.probe_tokens: {self.probe_tokens} given; allowed: 1 to {width(window)}, the model's {what}"
+            )
+
     def known(self, rows: int, device: torch.device) -> Membership:
         """The membership that was known beforehand, for every row."""
         assert self.membership is not None
@@ -65,6 +79,7 @@ def attend_planned(
     """
     if plan is None:
         return attend_full(layer, query, key, value, run)
+    plan.check_window(layer.window)
     store = run.store(layer.index)
     if store is not None and store.membership is not None:
         return attend_kept(layer, query, key, value, run, store, share_value=plan.share_value)

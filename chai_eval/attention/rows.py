@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chai_eval.attention.masks import Window, width, within
+
 CONTEXT = -1
 
 
@@ -61,7 +63,7 @@ class Rows:
     past: Tensor | None = None
     keys: int | None = None
     aligned: bool = False
-    _seen: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _seen: dict[tuple[int, int, Window | None], Tensor] = field(default_factory=dict, repr=False, compare=False)
     _ahead: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -186,10 +188,13 @@ class Rows:
         """How many columns of keys the queries in columns up to `last - 1` may look at."""
         return last if self.keys is None else self.keys
 
-    def plain(self, window: int | None = None) -> bool:
+    def plain(self, window: Window | None = None) -> bool:
         """Every column sees the columns up to its own, and nothing else is masked."""
-        windowed = window is not None and window < (self.keys or self.length)
-        return self.branch is None and self.past is None and not windowed
+        return self.branch is None and self.past is None and self._binding(window) is None
+
+    def _binding(self, window: Window | None) -> Window | None:
+        """The window, where there are rows long enough for it to hide anything."""
+        return None if window is None or width(window) >= (self.keys or self.length) else window
 
     def ahead(self, queries: int, device: torch.device) -> Tensor:
         """Which of the columns that so many queries stand in lie ahead of each: `[queries, queries]`, bool."""
@@ -198,7 +203,7 @@ class Rows:
             self._ahead[asked] = torch.ones(queries, queries, dtype=torch.bool, device=device).triu(1)
         return self._ahead[asked]
 
-    def visible(self, first: int, last: int, window: int | None = None) -> Tensor | None:
+    def visible(self, first: int, last: int, window: Window | None = None) -> Tensor | None:
         """What the queries in columns `first` to `last - 1` see among the first `key_columns(last)` keys.
 
         Padding stands at the end of a row, so it is never seen by a token that is real. (What a padding query sees
@@ -210,8 +215,7 @@ class Rows:
             None where nothing need be masked (one new token), or it is plain causality, which kernels know without a
             mask: where queries and keys both begin with column 0.
         """
-        if window is not None and window >= (self.keys or self.length):
-            window = None
+        window = self._binding(window)
         if first == 0 and self.plain(window):
             return None
         if self.aligned and self.past is not None and self.length == 1 and window is None:
@@ -221,7 +225,7 @@ class Rows:
             self._seen[asked] = self._visible(*asked)
         return self._seen[asked]
 
-    def _visible(self, first: int, last: int, window: int | None) -> Tensor:
+    def _visible(self, first: int, last: int, window: Window | None) -> Tensor:
         device = self.lengths.device
         query = torch.arange(first, last, device=device)[None, :, None]
         key = torch.arange(self.key_columns(last), device=device)[None, None, :]
@@ -234,5 +238,5 @@ class Rows:
         if window is not None:
             if self.position is not None:  # branches stand further right than their position says
                 query, key = self.position[:, first:last, None], self.position[:, None, :last]
-            seen = seen & (query - key < window)
+            seen = seen & within(window, query, key)
         return seen[:, None]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities
+from chai_eval.attention.masks import Window, within
 from chai_eval.attention.membership import cosine_distance
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration.kmeans import gram
@@ -82,7 +83,7 @@ class Observer:
         return Observed(*(torch.stack(each) for each in by_kind))
 
 
-def probabilities_at(columns: Tensor, query: Tensor, key: Tensor, scaling: float, window: int | None) -> Tensor:
+def probabilities_at(columns: Tensor, query: Tensor, key: Tensor, scaling: float, window: Window | None) -> Tensor:
     """Attention probabilities of the queries in some columns over all keys, in float32: `[rows, heads, n, keys]`.
 
     Parameters
@@ -96,7 +97,7 @@ def probabilities_at(columns: Tensor, query: Tensor, key: Tensor, scaling: float
     at = torch.arange(length, device=query.device)
     hidden = at > columns[:, None]
     if window is not None:
-        hidden = hidden | (columns[:, None] - at >= window)
+        hidden = hidden | ~within(window, columns[:, None], at)
     return scores.masked_fill_(hidden, float("-inf")).softmax(-1)
 
 

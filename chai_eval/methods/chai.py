@@ -12,7 +12,6 @@ from chai_eval.attention import Membership, Plan, membership_of, probe_features,
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features
-from chai_eval.errors import SettingError
 from chai_eval.methods.checks import one_of, positive
 from chai_eval.methods.clustering import Clustering
 from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, resolved
@@ -72,11 +71,6 @@ class CHAI(Clustering):
 
     def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
         heads = attention_shape(model).heads
-        window = getattr(model.config.get_text_config(), "sliding_window", None)
-        if window is not None and window < self.probe_tokens:
-            raise SettingError(
-                f"method.probe_tokens: {self.probe_tokens} given; allowed: 1 to {window}, the model's sliding window"
-            )
         counts = cluster_counts(self.clusters, model)
         return {layer: self._plan(clusters) for layer, clusters in enumerate(counts) if clusters < heads}
 

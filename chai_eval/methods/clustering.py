@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Plan, Takeover, clustered
+from chai_eval.attention.masks import Window
 from chai_eval.attention.narrow import Prefill
 from chai_eval.methods.base import Method
 from chai_eval.methods.checks import one_of
@@ -46,9 +47,12 @@ class Clustering(Method):
     def settings(self) -> dict[str, Any]:
         return {"prefill": self.prefill}
 
-    def check(self, model: PreTrainedModel) -> None:
+    def check_settings(self, model: PreTrainedModel) -> None:
         self.plans(model)
-        super().check(model)
+
+    def check_windows(self, model: PreTrainedModel, windows: Mapping[int, Window | None]) -> None:
+        for layer, plan in self.plans(model).items():
+            plan.check_window(windows[layer])
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[Takeover]:

@@ -85,12 +85,11 @@ class DejaVu(Method):
             found["predictor"] = {"sha256": self._calibration.sha256}
         return found
 
-    def check(self, model: PreTrainedModel) -> None:
+    def check_settings(self, model: PreTrainedModel) -> None:
         if self.selector == "predictor":
             self._predictors(model)
         with top_neurons(model, self.mlp_sparsity):
             pass
-        super().check(model)
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:

@@ -69,9 +69,8 @@ class HeadPrune(Method):
             return {"sparsity": float(self.sparsity), "importance": {"sha256": self._calibration.sha256}}
         return {"pruned": [sorted({*heads}) for heads in self.pruned or ()]}
 
-    def check(self, model: PreTrainedModel) -> None:
+    def check_settings(self, model: PreTrainedModel) -> None:
         self._kept(model)
-        super().check(model)
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from transformers import PreTrainedModel
 
 from chai_eval.attention import take_over
-from chai_eval.methods.base import Method, own_scores
+from chai_eval.attention.agreement import own_scores
+from chai_eval.methods.base import Method
 
 
 @dataclass(frozen=True)

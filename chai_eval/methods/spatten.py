@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import ForwardPass, Layer, Rows, full_attention, take_over
 from chai_eval.attention.kernels.prefill import query_blocks
+from chai_eval.attention.masks import Window
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.methods.base import Method
 from chai_eval.methods.checks import fraction, from_zero
@@ -131,7 +132,7 @@ def kept_keys(importance: Tensor | None, rows: Rows, keys: int, sparsity: float)
     return highest(ranked, kept_counts(position + 1, sparsity)) & seen
 
 
-def seen_by(rows: Rows, keys: int, window: int | None = None) -> Tensor:
+def seen_by(rows: Rows, keys: int, window: Window | None = None) -> Tensor:
     """What every query sees: `[rows or 1, length, keys]`, bool."""
     seen = rows.visible(0, rows.length, window)
     if seen is not None:
@@ -164,9 +165,12 @@ def _note(run: ForwardPass, layer: Layer, name: str, given: Tensor) -> None:
     rows = run.rows
     seen = given.cumsum(1) if rows.branch is None else seen_by(rows, rows.length).to(given.dtype) @ given
     before = run.remembered.get((layer.index, name))
+    earlier = seen.new_zeros(rows.count, given.shape[-1])
     if before is not None:
-        seen = seen + pad(before, (0, given.shape[-1] - before.shape[-1]))[:, None]
-    last = (rows.lengths - 1).clamp(min=0)
-    run.remembered[layer.index, name] = seen[torch.arange(rows.count, device=seen.device), last]
+        earlier = pad(before, (0, given.shape[-1] - before.shape[-1]))
+        seen = seen + earlier[:, None]
+    last = seen[torch.arange(rows.count, device=seen.device), (rows.lengths - 1).clamp(min=0)]
+    # Of a row without a token in this pass, what stands there is padding.
+    run.remembered[layer.index, name] = torch.where((rows.lengths > 0)[:, None], last, earlier)
     carried = run.carried.get(name)
     run.carried[name] = seen if carried is None else carried.to(seen.device) + seen

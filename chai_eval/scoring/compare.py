@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from chai_eval.attention.passes import logits_at
+from chai_eval.attention.rope import rotary_lengths
 from chai_eval.methods import Method, build_method
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, Document, PackedInput, ScoringRequest, Tokens, batches, packed_input
@@ -65,7 +67,7 @@ def compare(
     ranks = ranks or Ranks()
     asked = [ScoringRequest(each[:1], each[1:]) for each in sequences]
     rows = [Document(each.fed, (), ((number, None, len(each.fed)),)) for number, each in enumerate(asked)]
-    plan = batches(rows, min(batch_tokens, most_tokens(model, LOGITS_BYTES)))
+    plan = batches(rows, min(batch_tokens, most_tokens(model, LOGITS_BYTES)), rotary_lengths(model).alike)
     found: dict[str, dict[int, Row]] = {name: {} for name in methods}
     for held in _held_together(plan, most_tokens(model, HELD_BYTES), ranks.size):
         for name, compared in _compare_passes(model, methods, held, asked, ranks, after).items():
@@ -114,7 +116,7 @@ def _compare_passes(
 def _logits(model: PreTrainedModel, packed: PackedInput) -> Tensor:
     """Logits `[tokens, vocabulary]` of a packed pass: every token fed predicts the one after it."""
     given = {"input_ids": packed.tokens.to(model.device), "rows": packed.rows.to(model.device)}
-    logits: Tensor = model(**given, logits_to_keep=packed.keep.to(model.device)).logits[0]
+    logits = logits_at(model, packed.keep.to(model.device), **given)
     check_finite(model, given, logits.amax(-1))
     return logits
 

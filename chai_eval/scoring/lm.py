@@ -16,6 +16,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from chai_eval.attention.passes import logits_at
+from chai_eval.attention.rope import rotary_lengths
 from chai_eval.methods import Method
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, ScoringRequest, batches, documents, packed_input
@@ -94,6 +96,7 @@ class PackedLM(HFLM):
             truncation=True,
         )
         self.method = method
+        self._rotary = rotary_lengths(model)
         self.batch_tokens = batch_tokens
         self.journal: Scored = journal if journal is not None else InMemory()
         self.description = description
@@ -118,7 +121,8 @@ class PackedLM(HFLM):
         ]
         self._warn_of_cut(sum(len(context) + len(ending) > self.max_length + 1 for _, context, ending in requests))
         keys = [_tokens_key(request) for request in asked]
-        plan = batches(documents(asked, self.method.shared_context, self.batch_tokens), self.batch_tokens)
+        rows = documents(asked, self.method.shared_context, self.batch_tokens, self._rotary.alike)
+        plan = batches(rows, self.batch_tokens, self._rotary.alike)
         waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
         left = sum(len(batch.requests) for batch in waiting)
         with self._bar(len(asked), len(asked) - left) as bar:
@@ -134,7 +138,7 @@ class PackedLM(HFLM):
         packed = packed_input(batch, asked)
         device = self.device
         given = {"input_ids": packed.tokens.to(device), "rows": packed.rows.to(device)}
-        logits = self.model(**given, logits_to_keep=packed.keep.to(device)).logits[0]  # [kept, vocabulary]
+        logits = logits_at(self.model, packed.keep.to(device), **given)  # [kept, vocabulary]
         # As lm-eval does it, so that its rounding is ours too: over a few hundred tokens it comes to a thousandth.
         log_probabilities = logits.log_softmax(-1, dtype=torch.float32)
         highest, best_token = log_probabilities.max(-1)
@@ -159,10 +163,12 @@ class PackedLM(HFLM):
         generate = super().generate_until
 
         def written(chunk: list[int]) -> list[tuple[int, str]]:
+            self._rotary.forget()
             texts = generate([requests[number] for number in chunk], disable_tqdm=True)
             return list(zip(chunk, texts, strict=True))
 
-        chunks = [order[start : start + GENERATION_BATCH] for start in range(0, len(order), GENERATION_BATCH)]
+        size = 1 if self._rotary else GENERATION_BATCH  # the longest prompt of a batch would change what others get
+        chunks = [order[start : start + size] for start in range(0, len(order), size)]
         waiting = [chunk for chunk in chunks if any(self.journal.get(keys[number]) is None for number in chunk)]
         with self._bar(len(requests), len(requests) - sum(map(len, waiting))) as bar:
             for texts in self.ranks.rounds(waiting, written):

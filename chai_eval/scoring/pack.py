@@ -6,7 +6,7 @@ that a run that was interrupted meets the very batches, and numbers, of one that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,11 @@ Tokens = tuple[int, ...]
 # A row's attention grows with the square of its length, so branches share a context only where that saves tokens worth
 # mentioning (the context is at least an eighth of the branch), and a row holds at most as much as four whole requests.
 LEAST_SHARE, MOST_REQUESTS = 1 / 8, 4
+
+
+def any_length(length: int) -> Hashable:
+    """Requests of all lengths may share a pass."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class Document:
         """Tokens that the model computes."""
         return len(self.context) + sum(map(len, self.branches))
 
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest request."""
+        return len(self.context) + max(map(len, self.branches), default=0)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -120,7 +130,10 @@ class PackedInput:
 
 
 def documents(
-    requests: Sequence[ScoringRequest], shared_context: int, batch_tokens: int | None = None
+    requests: Sequence[ScoringRequest],
+    shared_context: int,
+    batch_tokens: int | None = None,
+    alike: Callable[[int], Hashable] = any_length,
 ) -> list[Document]:
     """Group requests by context into rows.
 
@@ -134,15 +147,17 @@ def documents(
         A start shorter than this is not shared: what a method looks at first then differs from choice to choice.
     batch_tokens : int or None
         Most tokens in a pass: no row is made larger by sharing.
+    alike : callable
+        See `batches`.
 
     Returns
     -------
     list of Document
         In the order in which contexts first occur.
     """
-    by_context: dict[Tokens, list[int]] = {}
+    by_context: dict[tuple[Tokens, Hashable], list[int]] = {}
     for number, request in enumerate(requests):
-        by_context.setdefault(request.context, []).append(number)
+        by_context.setdefault((request.context, alike(len(request.fed))), []).append(number)
     rows: list[Document] = []
     for numbers in by_context.values():
         by_fed: dict[Tokens, list[int]] = {}
@@ -199,7 +214,7 @@ def _document(context: Tokens, by_fed: dict[Tokens, list[int]], requests: Sequen
     return Document(context, tuple(branches), tuple(placed))
 
 
-def batches(rows: Sequence[Document], batch_tokens: int) -> list[Batch]:
+def batches(rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], Hashable] = any_length) -> list[Batch]:
     """Fill passes with documents of similar length, longest first, up to a budget of tokens.
 
     Parameters
@@ -207,14 +222,20 @@ def batches(rows: Sequence[Document], batch_tokens: int) -> list[Batch]:
     rows : sequence of Document
     batch_tokens : int
         Most tokens in a pass; a longer document has a pass of its own.
+    alike : callable
+        Of a request's length in tokens: those for which it differs never share a pass (see `RotaryLengths.alike`).
     """
     # Sorting by tokens as well makes the layout independent of the order in which requests came.
     waiting = sorted(rows, key=lambda row: (-row.tokens, row.context, row.branches))
+    together: dict[Hashable, list[Document]] = {}
+    for row in waiting:
+        together.setdefault(alike(row.longest), []).append(row)
+    waiting = [row for group in together.values() for row in group]
     filled: list[Batch] = []
     current: list[Document] = []
     used = 0
     for row in waiting:
-        if current and used + row.tokens > batch_tokens:
+        if current and (used + row.tokens > batch_tokens or alike(row.longest) != alike(current[0].longest)):
             filled.append(Batch(tuple(current)))
             current, used = [], 0
         current.append(row)

@@ -14,9 +14,9 @@ from transformers import (
 from transformers.masking_utils import AttentionMaskInterface
 
 from chai_eval.attention import Rows, UnsupportedModel, take_over
+from chai_eval.attention.agreement import own_scores
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.methods.base import own_scores
 from tests.attention.tiny import MODELS, VOCABULARY, masked_logits, padded, requests
 
 

@@ -83,7 +83,9 @@ NOTHING = {
 
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+        # What float32 rounds is relative to the largest logit of a request, not to each; on some processors it is more.
+        limit = max(TOLERANCE, float(theirs.abs().max()) * TOLERANCE / 10)
+        torch.testing.assert_close(ours, theirs, atol=limit, rtol=0)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from chai_eval.attention.kernels.products import multiplies, with_keys, with_values
+from chai_eval.attention.masks import Window
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.rows import Rows
 
@@ -21,7 +22,7 @@ def attend(
     rows: Rows,
     scaling: float,
     first: int,
-    window: int | None,
+    window: Window | None,
     *,
     share_value: bool = False,
 ) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from chai_eval.attention.kernels.products import multiplies
+from chai_eval.attention.masks import Window
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.rows import Rows
 
@@ -59,7 +60,7 @@ def attend(
     rows: Rows,
     scaling: float,
     first: int,
-    window: int | None,
+    window: Window | None,
 ) -> Tensor:
     """Output of every head for queries in columns `first` and after.
 
@@ -107,7 +108,7 @@ def _attend_one_row(
     rows: Rows,
     scaling: float,
     first: int,
-    window: int | None,
+    window: Window | None,
 ) -> Tensor:
     """The same for a single request, cluster by cluster, in memory that all clusters use.
 
@@ -144,7 +145,7 @@ def _attend_one_row(
     return out.transpose(0, 1)[None]
 
 
-def _hide(scores: Tensor, rows: Rows, first: int, window: int | None) -> None:
+def _hide(scores: Tensor, rows: Rows, first: int, window: Window | None) -> None:
     """Make scores minus infinity where queries in columns `first` and after may not look.
 
     Parameters
