@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from chai_eval.cli.console import quiet_libraries
-from chai_eval.cli.overrides import LAUNCHER, LOCAL, SHORT, choices, configuration
+from chai_eval.cli.overrides import LAUNCHER, LOCAL, SHORT, added, choices, configuration
+from chai_eval.cli.verbatim import verbatim
 from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.resources import conf_dir
 from chai_eval.values import unknown
@@ -92,9 +93,7 @@ def _override(argument: str) -> str:
     key, value = SHORT.get(match[1], match[1]), match[2]
     if key == LAUNCHER:
         raise SettingError(f"{argument}: there is nothing to launch here; allowed: setting=value (see --help)")
-    if key in VERBATIM and value != "null" and not value.startswith(("'", '"')):
-        value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return f"{'++' if key.startswith('model.config.') else ''}{key}={value}"
+    return f"{added(key)}{key}={verbatim(value) if key in VERBATIM else value}"
 
 
 def _composed(config: str, overrides: list[str]) -> Any:

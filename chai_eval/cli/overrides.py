@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from chai_eval.cli.verbatim import as_typed, several, verbatim
 from chai_eval.errors import SettingError
 from chai_eval.measure.settings import given_while_off
 from chai_eval.resources import conf_dir
@@ -137,15 +138,18 @@ def _rewrite(argument: str, multirun: bool) -> str:
     if match is None or match[3] is None or match[1] == "~":
         raise SettingError(f"{argument}: not understood; allowed: setting=value (see --help)")
     key, value = SHORT.get(match[2], match[2]), match[3][1:]
-    several = "," in value and (multirun or key not in VERBATIM)
-    if key in VERBATIM and not several and value != "null" and not value.startswith(("'", '"')):
-        value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if key in VERBATIM:
+        value = ",".join(map(verbatim, several(value))) if multirun and "," in value else verbatim(value)
     if key == LAUNCHER and value != "basic":
         value = OURS + value.removeprefix(OURS)
-    if key == "task" and several and not multirun and not value.startswith("["):
+    if key == "task" and "," in value and not multirun and not value.startswith("["):
         value = f"[{value}]"
-    # What a model's own configuration may hold is transformers' business.
-    return f"{'++' if key.startswith('model.config.') else ''}{key}={value}"
+    return f"{added(key)}{key}={value}"
+
+
+def added(key: str) -> str:
+    """What Hydra wants before a setting that its file needn't have: what a model's config holds isn't our business."""
+    return "++" if key == "model.config" or key.startswith("model.config.") else ""
 
 
 def _values(argument: str, parser: OverridesParser, multirun: bool) -> list[str]:
@@ -181,7 +185,8 @@ def _matching(group: str, given: str, pattern: Glob) -> list[str]:
 def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:
     varied = [one for one, values in zip(overrides, swept, strict=True) if len(values) > 1]
     settings = settings_of(overrides)
-    label = " ".join(varied) or f"{settings.model.name} {settings.method.name}"
+    label = " ".join(as_typed(one) if one.partition("=")[0] in VERBATIM else one for one in varied)
+    label = label or f"{settings.model.name} {settings.method.name}"
     given = [each.partition("=")[2].removeprefix(OURS) for each in overrides if each.startswith(f"{LAUNCHER}=")]
     if given and given[-1] not in launchers():
         raise unknown("launcher", given[-1], launchers())
