@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 
 from chai_eval.data.assets import Asset, fetch
 from chai_eval.data.convert import N_DOCUMENTS, unpack_documents
-from chai_eval.data.rows import COLUMNS, RowError, check_rows
+from chai_eval.data.rows import COLUMNS, RowError, as_scored, check_rows
 from chai_eval.errors import SettingError
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _read_own(task: str, data_dir: Path) -> pa.Table:
                 f"allowed: the hub's columns {', '.join(COLUMNS[task])}"
             )
         check_rows(task, rows)
-        table = pq.read_table(path) if path.suffix == ".parquet" else pa.Table.from_pylist(rows)
+        return pa.Table.from_pylist(as_scored(task, rows))
     except SettingError:
         raise
     except RowError as error:
@@ -109,11 +110,10 @@ def _read_own(task: str, data_dir: Path) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SettingError(f"data_dir: {path} can't be read ({reason}); allowed: parquet, JSON lines, JSON") from error
-    return table.replace_schema_metadata(None)
 
 
 def _columns_of(task: str, path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; of Parquet only the columns that are checked."""
+    """The rows of a file; of Parquet only the columns that are read."""
     if path.suffix != ".parquet":
         return _read_json(path)
     present = [column for column in COLUMNS[task] if column in pq.read_schema(path).names]
@@ -121,12 +121,18 @@ def _columns_of(task: str, path: Path) -> list[dict[str, Any]]:
 
 
 def _read_json(path: Path) -> list[dict[str, Any]]:
-    import json
-
-    text = path.read_text(encoding="utf-8")
-    rows = (
-        json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.split("\n") if line.strip()]
-    )
+    text = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark
+    rows = json.loads(text) if path.suffix == ".json" else list(_json_lines(text))
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
         raise ValueError("not a list of objects")
     return rows
+
+
+def _json_lines(text: str) -> Iterator[Any]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield json.loads(line.removeprefix("\ufeff"))  # a mark in the middle: files put one after the other
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error

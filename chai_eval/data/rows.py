@@ -41,6 +41,22 @@ def check_rows(task: str, rows: Iterable[Mapping[str, Any]]) -> None:
             raise RowError(f"row {number}: {column} is {shown}; allowed: {allowed}")
 
 
+def as_scored(task: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that `check_rows` passed, with what lm-eval's prompts read and no more, each column of one type.
+
+    Labels are as the hub has them: texts in ARC and HellaSwag, whole numbers in PIQA and BoolQ.
+    """
+    return [{column: _as_scored(task, column, row[column]) for column in COLUMNS[task]} for row in rows]
+
+
+def _as_scored(task: str, column: str, value: Any) -> Any:
+    if column == "choices":
+        return {"text": value["text"], "label": [_label_text(label) for label in value["label"]]}
+    if column == "label" and task != "hellaswag":
+        return int(value)
+    return _label_text(value) if column in ("label", "answerKey") else value
+
+
 # A column, what it holds, and what is allowed; None where a row is as it should be.
 _Found = tuple[str, Any, str] | None
 
@@ -65,8 +81,7 @@ def _hellaswag(row: Mapping[str, Any]) -> _Found:
         # lm-eval takes out what stands in brackets.
         if not _is_choice(ending) or not preprocess(ending).strip():
             return f"endings[{index}]", ending, _CHOICE
-    # The hub has this label as a text.
-    if str(label) not in [str(index) for index in range(len(endings))]:
+    if _label_text(label) not in [str(index) for index in range(len(endings))]:
         return "label", label, f"0 to {len(endings) - 1}"
     return None
 
@@ -81,7 +96,10 @@ def _arc(row: Mapping[str, Any]) -> _Found:
     for index, text in enumerate(texts):
         if not _is_choice(text):
             return f"choices.text[{index}]", text, _CHOICE
-    if not isinstance(key, str) or key not in labels:
+    for index, label in enumerate(labels):
+        if _label_text(label) is None:
+            return f"choices.label[{index}]", label, "a text or a number"
+    if _label_text(key) not in map(_label_text, labels):
         return "answerKey", key, f"one of the row's labels {', '.join(map(str, labels))}"
     return None
 
@@ -100,9 +118,16 @@ def _is_choice(value: Any) -> bool:
 
 def _label(row: Mapping[str, Any], choices: int) -> _Found:
     label = row.get("label")
-    if isinstance(label, int) and 0 <= label < choices:
+    if isinstance(label, int | float) and label in range(choices):
         return None
     return "label", label, f"0 to {choices - 1}, a number"
+
+
+def _label_text(label: Any) -> str | None:
+    """A label as a text, as the hub has those of ARC and HellaSwag; None for what is neither text nor number."""
+    if isinstance(label, bool) or not isinstance(label, str | int | float):
+        return None
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], _Found]] = {

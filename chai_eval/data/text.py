@@ -157,7 +157,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            document = json.loads(line)
+            document = json.loads(line.removeprefix("\ufeff"))  # as where files were put one after the other
         except ValueError as error:
             raise SettingError(f"text: line {number} of {path} is no JSON; allowed: {ALLOWED}") from error
         found = document.get("text") if isinstance(document, dict) else document

@@ -13,6 +13,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -175,6 +176,10 @@ class PackedLM(HFLM):
                 self.journal.append_many([(keys[number], text) for number, text in texts])
                 bar.update(len(texts))
         return [self.journal.get(key) for key in keys]
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
+        # A model's own settings may ask for a static cache, which changes no text and which methods can't take over.
+        return super()._model_generate(context, max_length, stop, cache_implementation="dynamic", **settings)
 
     def _is_cut(self, request: Instance) -> bool:
         """Whether a prompt and what may be generated after it are longer than the model's positions."""

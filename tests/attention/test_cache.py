@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, StaticCache
 
 from chai_eval.attention import ClusteredCache, RowLayer
 from chai_eval.methods import build_method
@@ -170,6 +170,21 @@ def test_a_users_own_empty_cache_is_filled() -> None:
             model(input_ids=prompt[None], cache=cache)
             assert cache.get_seq_length() == 9
             assert all(isinstance(layer, RowLayer) for layer in cache.layers)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_static_cache_is_refused_with_what_is_allowed(rows: int) -> None:
+    model = MODELS["llama"]()
+    ids, mask = padded(requests([9, 4][:rows]), "left")
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    said = "^cache: StaticCache given to a method; allowed: none, an empty DynamicCache, or one of its own$"
+    with method(model, "chai"), torch.no_grad():
+        with pytest.raises(ValueError, match=said):
+            model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=3, cache_implementation="static")
+        with pytest.raises(ValueError, match=said):
+            model(input_ids=ids, attention_mask=mask, cache=cache)
+    with method(model, "mha"), torch.no_grad():
+        assert model(input_ids=ids, attention_mask=mask, cache=cache).cache is cache
 
 
 def test_a_cache_filled_without_the_method_is_refused() -> None:

@@ -13,6 +13,7 @@ import pytest
 from chai_eval.cli import main
 from chai_eval.data import calibration_passages, local_documents
 from chai_eval.errors import SettingError
+from chai_eval.scoring.tasks import load_task
 
 PIQA = [
     {"goal": "open a jar", "sol1": "turn the lid", "sol2": "turn the table", "label": 0},
@@ -101,6 +102,55 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, suffix: str, con
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
+def test_a_file_that_was_cut_off_is_refused_or_has_whole_documents_only(tmp_path: Path, suffix: str) -> None:
+    write(tmp_path, suffix, PIQA)
+    path = tmp_path / f"piqa{suffix}"
+    whole = path.read_bytes()
+    # Nothing tells a file of lines that was cut between two of them.
+    between = (whole.find(b"\n"), whole.find(b"\n") + 1)
+    for length in (*between, *range(0, len(whole), 7)):
+        path.write_bytes(whole[:length])
+        if suffix == ".jsonl" and length in between:
+            assert local_documents(task="piqa", data_dir=str(tmp_path))["validation"].to_list() == PIQA[:1]
+            continue
+        with pytest.raises(SettingError, match=r"^data_dir: [^\n]*$") as raised:
+            local_documents(task="piqa", data_dir=str(tmp_path))
+        assert str(raised.value).startswith(f"data_dir: {path} ")
+
+
+def test_a_line_that_is_cut_off_is_named_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "piqa.jsonl").write_text(json.dumps(PIQA[0]) + "\n\n" + json.dumps(PIQA[1])[:-9])
+    with pytest.raises(SettingError, match=r"can't be read \(line 3, column \d+: "):
+        local_documents(task="piqa", data_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, suffix: str) -> None:
+    write(tmp_path, suffix, PIQA)
+    path = tmp_path / f"piqa{suffix}"
+    path.write_bytes(path.read_text().encode("utf-8-sig"))
+    assert local_documents(task="piqa", data_dir=str(tmp_path))["validation"].to_list() == PIQA
+
+
+def test_files_put_one_after_the_other_with_a_byte_order_mark_each_are_read(tmp_path: Path) -> None:
+    lines = [f"{json.dumps(row)}\n".encode("utf-8-sig") for row in PIQA]
+    (tmp_path / "piqa.jsonl").write_bytes(b"".join(lines))
+    assert local_documents(task="piqa", data_dir=str(tmp_path))["validation"].to_list() == PIQA
+
+
+def test_columns_that_no_prompt_reads_may_hold_anything(tmp_path: Path) -> None:
+    extra = [{"id": 1, "note": None}, {"id": "1a", "gold": [1]}]
+    write(tmp_path, ".jsonl", [{**row, **more} for row, more in zip(PIQA, extra, strict=True)])
+    assert local_documents(task="piqa", data_dir=str(tmp_path))["validation"].to_list() == PIQA
+
+
+def test_what_no_prompt_reads_among_the_choices_may_be_anything(tmp_path: Path) -> None:
+    rows = [{**ARC, "choices": {**ARC["choices"], "note": note}} for note in (1, "one")]
+    (tmp_path / "arc_easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert local_documents(task="arc_easy", data_dir=str(tmp_path))["test"].to_list() == [ARC, ARC]
+
+
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "piqa.jsonl").write_text("")
     with pytest.raises(SettingError, match=r"^data_dir: "):
@@ -123,6 +173,39 @@ GOOD: dict[str, dict[str, Any]] = {
     "arc_challenge": ARC,
     "boolq": BOOLQ,
 }
+
+
+def arc(labels: list[Any], key: Any) -> dict[str, Any]:
+    return {**ARC, "choices": {"text": ["sand", "water"], "label": labels}, "answerKey": key}
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "gold"),
+    [
+        ("arc_easy", [arc([1, 2], 1), arc(["1", "2"], 2), arc([1, 2], "2")], [0, 1, 1]),
+        ("arc_challenge", [arc([1.0, 2.0], 2), arc(["A", "B"], "A")], [1, 0]),
+        ("hellaswag", [{**HELLASWAG, "label": label} for label in (3, "2", 1.0)], [3, 2, 1]),
+        ("piqa", [{**PIQA[0], "label": label} for label in (1, 0.0, True)], [1, 0, 1]),
+        ("boolq", [{**BOOLQ, "label": label} for label in (False, 1)], [0, 1]),
+    ],
+)
+def test_labels_count_as_what_they_mean_whether_texts_or_numbers(
+    tmp_path: Path, task: str, rows: list[dict[str, Any]], gold: list[int]
+) -> None:
+    (tmp_path / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_task(task, data_dir=tmp_path)
+    assert [loaded.doc_to_target(document) for document in loaded.eval_docs] == gold
+
+
+def test_numbers_as_labels_make_the_same_documents_as_texts(tmp_path: Path) -> None:
+    made = []
+    for number, row in enumerate((arc([1, 2], 1), arc(["1", "2"], "1"))):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "arc_easy.jsonl").write_text(json.dumps(row))
+        made.append(local_documents(task="arc_easy", data_dir=str(tmp_path / str(number)))["test"].to_list())
+    assert made[0] == made[1] == [arc(["1", "2"], "1")]
+
+
 WRONG = [
     ("piqa", {"label": 2}, "label is 2; allowed: 0 to 1"),
     ("piqa", {"label": -1}, "label is -1; allowed: 0 to 1"),
@@ -140,6 +223,12 @@ WRONG = [
     ("arc_easy", {"choices": ["sand", "water"]}, "choices is ['sand', 'water']; allowed: {"),
     ("arc_challenge", {"choices": {"text": ["sand", ""], "label": ["A", "B"]}}, "choices.text[1] is ''; allowed"),
     ("arc_challenge", {"choices": {"text": ["sand"], "label": ["A", "B"]}}, "choices is {"),
+    ("arc_easy", {"choices": {"text": ["sand", "water"], "label": [1, 2]}, "answerKey": 3}, "answerKey is 3; allowed"),
+    (
+        "arc_easy",
+        {"choices": {"text": ["a", "b"], "label": [True, False]}},
+        "choices.label[0] is True; allowed: a text",
+    ),
     ("boolq", {"label": 2}, "label is 2; allowed: 0 to 1"),
     ("boolq", {"passage": ["Water", "is wet."]}, "passage is ['Water', 'is wet.']; allowed: a text"),
 ]

@@ -26,6 +26,12 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
     assert sorted(documents(path)) == ["one\ntwo", "three"]
 
 
+def test_byte_order_marks_are_no_text(tmp_path: Path) -> None:
+    lines = [f"{json.dumps({'text': text})}\n".encode("utf-8-sig") for text in ("one", "two")]
+    assert sorted(documents(written(tmp_path / "a.jsonl", b"".join(lines)))) == ["one", "two"]
+    assert documents(written(tmp_path / "a.txt", "one".encode("utf-8-sig"))) == ["one"]
+
+
 def test_plain_text_is_read_in_passages(tmp_path: Path) -> None:
     assert sorted(documents(written(tmp_path / "a.txt", "a\nb\n\n\nc\n"))) == ["a\nb", "c"]
 
@@ -72,6 +78,7 @@ def test_batches_keep_the_order() -> None:
         ("a.jsonl", '{"text": ""}\n', "no text"),
         ("a.txt", b"caf\xe9 au lait\n", "not UTF-8"),
         ("a.jsonl", '{"text": "a"}\nnonsense\n', "line 2"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b', "line 2"),
         ("a.jsonl", '{"body": "a"}\n', "line 1"),
         ("a.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}\n', "line 2"),
     ],

@@ -153,6 +153,16 @@ def test_generation_equals_greedy_decoding_of_each_prompt_alone_over_its_whole_t
         assert ours == theirs.split("\n")[0]
 
 
+def test_a_static_cache_in_a_models_own_generation_settings_changes_no_text() -> None:
+    model, prompts = MODELS["llama"](), ["abc", "a longer prompt, here"]
+    asked = [Instance("generate_until", {}, (prompt, {"until": ["\n"], "max_gen_toks": 12}), 0) for prompt in prompts]
+    chosen = build_method("chai", clusters=COUNTS)
+    with chosen.applied(model):
+        expected = packed(model, chosen).generate_until(asked)
+        model.generation_config.cache_implementation = "static"
+        assert packed(model, chosen).generate_until(asked) == expected
+
+
 @pytest.mark.parametrize(("where", "said"), [(0, "layer 0"), (2, "layer 2")])
 def test_logits_that_are_not_finite_name_the_layer_they_begin_in(where: int, said: str) -> None:
     model, chosen = MODELS["llama"](), build_method("chai", clusters=COUNTS)
