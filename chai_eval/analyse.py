@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 import sys
@@ -31,6 +30,7 @@ from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import fingerprint, load
+from chai_eval.models.embeddings import embedded
 from chai_eval.store.provenance import versions
 
 USAGE = """\
@@ -60,7 +60,7 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
     build_method("mha").check(model)
     counts = None if settings.counts is None else list(cluster_counts(settings.counts, model))
     # Few enough to be held: both passes read the same.
-    samples = list(itertools.islice(cut(text.documents, tokenizer, settings.tokens), settings.samples))
+    samples = list(embedded(model, tokenizer, cut(text.documents, tokenizer, settings.tokens), settings.samples))
     if not samples:
         raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
     size = max(settings.batch_tokens // settings.tokens, 1)

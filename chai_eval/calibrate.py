@@ -35,6 +35,7 @@ from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.methods.calibrated import LAYOUT, identity
 from chai_eval.models import fingerprint, load
+from chai_eval.models.embeddings import embedded
 
 USAGE = """\
 Calibrate a model: how many clusters each layer keeps, which heads they are, and what the methods need besides.
@@ -75,7 +76,8 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
         raise SettingError(f"model: {settings.model.name} has a single head, nothing to cluster; allowed: two or more")
     shape, weights = attention_shape(model), fingerprint(model)
     folder = settings.out or cache_dir() / "calibration" / settings.model.name
-    samples = cut(text.documents, tokenizer, settings.tokens)
+    all_samples = cut(text.documents, tokenizer, settings.tokens)
+    samples = embedded(model, tokenizer, all_samples, HELD_OUT + max(settings.samples, HELD_OUT + 1))
     measured_on = min(settings.sensitivity_samples, settings.samples)
     read = list(itertools.islice(samples, HELD_OUT + max(measured_on, HELD_OUT + 1)))
     if not read:

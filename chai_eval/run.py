@@ -15,6 +15,7 @@ from chai_eval.report import Header, Row, published
 from chai_eval.report.rows import describe, row
 from chai_eval.scored import result
 from chai_eval.scoring.tasks import check_text, primary_metric, task_names
+from chai_eval.scoring.tokens import check_tokens
 from chai_eval.session import Session
 from chai_eval.settings import Settings
 from chai_eval.store import check_writable
@@ -62,6 +63,9 @@ def run(settings: Settings, session: Session) -> Report:
         each.check(loaded.model)
     if settings.measure is not None:
         grid.check(loaded.model, settings.measure)
+    check_tokens(
+        loaded.model, loaded.tokenizer, (session.prepared(name, settings.task, settings.seed) for name in names)
+    )
 
     rows, failures = [], []
     for name in names:

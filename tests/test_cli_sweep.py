@@ -55,6 +55,7 @@ def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     monkeypatch.setattr("chai_eval.scoring.evaluate.prepare", one.prepare)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", one.score)
     monkeypatch.setattr("chai_eval.run.compared", lambda *_: None)
+    monkeypatch.setattr("chai_eval.run.check_tokens", lambda *_: None)
     monkeypatch.setattr("chai_eval.methods.base.Method.check", lambda self, model: None)
     monkeypatch.setattr("chai_eval.methods.chai.CHAI.check", lambda self, model: None)
     return one

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from chai_eval.cli.overrides import Job, jobs_of
 from chai_eval.errors import RunError, SettingError
+from chai_eval.hub import check_hub
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.settings import Settings
 
@@ -51,6 +52,8 @@ def run_jobs(
     if ranks.size > 1:
         for job in jobs:
             _check_together(job, ranks)
+    if session is None and not multirun:
+        check_hub(jobs[0].settings.model)
 
     # From here on torch and lm-eval are needed, which take seconds to import; a mistyped setting is told before.
     from chai_eval.cli.launch import launch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.hub import hub, unreachable
 
 if TYPE_CHECKING:
     import datasets
@@ -202,7 +202,8 @@ def _c4(seed: int | None) -> Iterator[str]:
     try:
         import datasets
 
-        stream: Any = datasets.load_dataset(C4, "en", split="train", streaming=True)
+        with hub():
+            stream: Any = datasets.load_dataset(C4, "en", split="train", streaming=True)
         for row in stream if seed is None else stream.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER):
             yield row["text"]
     except Exception as error:  # datasets, the hub's client and the network each have errors of their own
@@ -212,7 +213,7 @@ def _c4(seed: int | None) -> Iterator[str]:
 
 
 def _hub_answers() -> bool:
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
+    if unreachable():
         return False
     from huggingface_hub import HfApi
 

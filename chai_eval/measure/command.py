@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from chai_eval.cli.console import quiet_libraries
 from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.hub import check_hub
 
 if TYPE_CHECKING:
     from chai_eval.cli.overrides import Job
@@ -70,6 +71,8 @@ def _run(given: list[str], session: Session | None) -> int:
     for job in jobs:
         if job.settings.measure is None:
             raise SettingError("measure: 'off' given; allowed: latency, memory, full")
+        if session is None:
+            check_hub(job.settings.model)
 
     from chai_eval.measure.stored import measured
     from chai_eval.measure.table import tables

@@ -21,16 +21,17 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from chai_eval.errors import RunError, SettingError
+from chai_eval.hub import MODEL_WITHOUT, hub
 from chai_eval.models.architectures import config_from_mapping, random_model, reason, with_changes
 from chai_eval.models.device import resolve_device, resolve_dtype
 from chai_eval.models.embedded import EMBEDDED, embedded_path
+from chai_eval.models.folder import check_adapter, check_safetensors
 from chai_eval.models.tokenizer import check_tokenizer, load_tokenizer, tokenizer_of_random
 from chai_eval.models.untie import untie
 from chai_eval.resources import conf_dir
 from chai_eval.settings import ModelSettings, parse_model
 
 _ASSET = "asset:"
-_ELSEWHERE = "model.path=<local directory> or model.weights=random needs no hub"
 
 
 def model_names() -> list[str]:
@@ -140,6 +141,8 @@ def check_path(path: str | None) -> None:
     local = folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
     if local and not folder.is_dir():
         raise SettingError(f"model.path: {path} is not a directory; allowed: a local directory, a name on the hub")
+    if folder.is_dir():
+        check_adapter(str(folder))
 
 
 def _local_folder(settings: ModelSettings) -> Path | None:
@@ -190,7 +193,8 @@ def _config_at(settings: ModelSettings, folder: Path | None) -> PretrainedConfig
         raise SettingError(f"model.path: {folder} has no config.json; allowed: a directory with one, or null")
     options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     try:
-        return AutoConfig.from_pretrained(str(folder or settings.path), **options)
+        with hub(asked=folder is None):
+            return AutoConfig.from_pretrained(str(folder or settings.path), **options)
     except Exception as error:  # transformers and the hub client each have errors of their own
         failed = _not_loaded(settings, folder, error)
         if folder is None:
@@ -211,15 +215,16 @@ def _pretrained(
     if settings.path is None:
         raise SettingError(f"model.weights: {settings.name} has no pretrained weights; allowed: random, or model.path")
     if folder is not None:
-        _check_safetensors(folder)
+        check_safetensors(folder)
     source = str(folder or settings.path)
     options = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     # Straight onto the GPU: a copy in main memory first may not fit.
     device_map = settings.device_map or ({"": device} if device.type == "cuda" else None)
     try:
-        config = AutoConfig.from_pretrained(source, **options)
-        config = with_changes(config, settings.config, settings.layers)
-        with _without_load_report():
+        with hub(asked=folder is None), _without_load_report():
+            check_adapter(source, settings.revision)
+            config = AutoConfig.from_pretrained(source, **options)
+            config = with_changes(config, settings.config, settings.layers)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -263,16 +268,8 @@ def _without_load_report() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def _check_safetensors(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]
-    has = f"only {pickled[0]}, which can run code when it is read" if pickled else "no weights"
-    raise SettingError(f"model.path: {folder} has {has}; allowed: a directory with *.safetensors, or weights=random")
-
-
 def _not_loaded(settings: ModelSettings, folder: Path | None, error: Exception) -> RunError:
     why = f"{type(error).__name__}: {reason(error)}"
     if folder is not None:
         return RunError(f"model.path: {settings.path} can't be loaded ({why})")
-    return RunError(f"model.path: {settings.path} can't be loaded from the hub ({why}); {_ELSEWHERE}")
+    return RunError(f"model.path: {settings.path} can't be loaded from the hub ({why}); {MODEL_WITHOUT}")

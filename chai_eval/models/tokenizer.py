@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.errors import RunError, SettingError
+from chai_eval.hub import TOKENIZER_WITHOUT, hub
 from chai_eval.models.architectures import reason
 from chai_eval.models.builtin import VOCAB_SIZE, byte_tokenizer
 from chai_eval.settings import ModelSettings
@@ -44,12 +45,13 @@ def load_tokenizer(settings: ModelSettings, source: str) -> PreTrainedTokenizerB
     if source.startswith("~"):
         source = str(Path(source).expanduser())
     try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=settings.trust_remote_code)
+        with hub(asked=not Path(source).is_dir()):
+            return AutoTokenizer.from_pretrained(
+                source, revision=revision, trust_remote_code=settings.trust_remote_code
+            )
     except Exception as error:
         why = f"{type(error).__name__}: {reason(error)}"
-        raise RunError(
-            f"model.tokenizer: {source} can't be loaded ({why}); a local directory, or builtin, needs no hub"
-        ) from error
+        raise RunError(f"model.tokenizer: {source} can't be loaded ({why}); {TOKENIZER_WITHOUT}") from error
 
 
 def tokenizer_of_random(settings: ModelSettings, own: str | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from chai_eval.data.text import cut
 from chai_eval.errors import SettingError
 from chai_eval.methods import Method
+from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, LOGITS_BYTES, Row, compare, most_tokens
 
 
@@ -111,8 +112,8 @@ def fidelities(
     budget = batch_tokens or most_tokens(model, LOGITS_BYTES)
     rows: dict[str, list[Row]] = {name: [] for name in methods}
     # A sequence that is too short to predict anything tells nothing.
-    read = (tuple(each.tolist()) for each in cut(texts, tokenizer, tokens) if len(each) > 1)
-    stream = itertools.islice(read, sequences)
+    read = (each for each in cut(texts, tokenizer, tokens) if len(each) > 1)
+    stream = (tuple(each.tolist()) for each in embedded(model, tokenizer, read, sequences))
     held = max(most_tokens(model, HELD_BYTES) // tokens, 1)
     total = None if sequences is None else sequences * len(methods)
     with tqdm(total=total, desc="fidelity", disable=None) as bar:

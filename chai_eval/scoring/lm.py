@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from chai_eval.attention.passes import logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.methods import Method
+from chai_eval.models.embeddings import pad_embedded
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, ScoringRequest, batches, documents, packed_input
 from chai_eval.scoring.ranks import Ranks
@@ -96,6 +97,7 @@ class PackedLM(HFLM):
             batch_size=sys.maxsize,  # what HFLM hands on at once is laid out here, all windows of all texts in one plan
             truncation=True,
         )
+        pad_embedded(model, self.tokenizer)
         self.method = method
         self._rotary = rotary_lengths(model)
         self.batch_tokens = batch_tokens

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chai_eval.errors import RunError, SettingError
+from chai_eval.hub import hub
 from chai_eval.resources import tasks_dir
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def _from_files(name: str, metadata: dict[str, Any] | None) -> Task:
 def _from_hub(name: str) -> Task:
     manager = _stock_tasks()
     try:
-        loaded = manager.load(name)["tasks"]
+        with hub():
+            loaded = manager.load(name)["tasks"]
     except Exception as error:  # a task may run code of its own: whatever it raises, the user gets one line
         lines = str(error).strip().splitlines() or [""]
         instead = "; source=local needs no hub" if name in PAPER_TASKS else "; the first run of it needs the network"
