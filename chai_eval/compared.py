@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from chai_eval.checksum import DamagedError
 from chai_eval.scoring.ranks import Ranks
-from chai_eval.store import ResultFolder, read_fidelity, write_fidelity
+from chai_eval.store import ResultFolder, check_writable, read_fidelity, write_fidelity
 
 if TYPE_CHECKING:
     from chai_eval.methods import Method
@@ -47,6 +48,8 @@ def compared(
 
     Raises
     ------
+    SettingError
+        Where it has to be made, and `results_dir` can't be written.
     RunError
         Where the comparison fails; the scores stay.
     """
@@ -63,10 +66,18 @@ def compared(
 
 def _missing(folder: ResultFolder, count: int, kept: ExitStack, ranks: Ranks) -> bool:
     """Whether there is anything to compute; the folder is held then, as long as `kept` is open."""
-    if read_fidelity(folder.path, count) is not None:
-        return False
+    try:
+        if read_fidelity(folder.path, count) is not None:
+            return False
+    except DamagedError:
+        pass  # another process may be at it: said below
+    check_writable(folder.results_dir)
     kept.enter_context(folder.held(ranks.pulse))
-    return read_fidelity(folder.path, count) is None
+    try:
+        return read_fidelity(folder.path, count) is None
+    except DamagedError as error:
+        log.warning("%s: %s; compared anew", error.path, error.said)
+        return True
 
 
 def _stored(folder: ResultFolder, prepared: PreparedTask, count: int) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from chai_eval.scoring.tasks import check_text, primary_metric, task_names
 from chai_eval.scoring.tokens import check_tokens
 from chai_eval.session import Session
 from chai_eval.settings import Settings
-from chai_eval.store import check_writable
+from chai_eval.store import check_writable, has_results
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ def check(settings: Settings, session: Session) -> list[str]:
     RunError
         Where the documents of a task can't be loaded.
     """
-    check_writable(settings.results_dir)
+    # What is finished is shown also where nothing can be written.
+    if settings.measure is not None or not has_results(settings.results_dir, settings.model.name):
+        check_writable(settings.results_dir)
     check_path(settings.model.path)
     build_method(settings.method.name, **settings.method.options)
     choice = settings.task.choice

@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from chai_eval.errors import RunError, failure_line
+from chai_eval.checksum import DamagedError
+from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.session import LoadedModel
 from chai_eval.settings import Settings
-from chai_eval.store import Journal, ResultFolder, read_record, read_samples, result_key, write_record
+from chai_eval.store import (
+    Journal,
+    ResultFolder,
+    check_writable,
+    read_record,
+    read_samples,
+    result_key,
+    write_record,
+)
 from chai_eval.store.provenance import git_revision, machine, versions
 
 if TYPE_CHECKING:
@@ -45,8 +54,8 @@ def result(
 ) -> Result:
     """Return the result of a method on a task: an earlier one of the same key, or a new one.
 
-    An unfinished earlier one is gone on with. Where another process is scoring the same result, this one waits
-    and takes what that one recorded.
+    An unfinished earlier one is gone on with, a damaged one is set aside. Where another process is scoring the same
+    result, this one waits and takes what that one recorded.
 
     Parameters
     ----------
@@ -55,6 +64,8 @@ def result(
 
     Raises
     ------
+    SettingError
+        Where it has to be scored, and `results_dir` can't be written.
     RunError
         Where scoring fails; `status` then says why.
     """
@@ -75,14 +86,34 @@ def result(
 
 def _unfinished(folder: ResultFolder, kept: ExitStack, ranks: Ranks) -> bool:
     """Whether there is anything to score; the folder is held then, as long as `kept` is open."""
-    if read_record(folder.path) is not None and not folder.journal.exists():
+    finished = _finished(folder)
+    if finished and not folder.journal.exists():
         return False
-    kept.enter_context(folder.held(ranks.pulse))
-    if read_record(folder.path) is None:
+    try:
+        check_writable(folder.results_dir)
+        kept.enter_context(folder.held(ranks.pulse))
+    except (SettingError, RunError):
+        if finished:  # where nothing can be written, what a kill has left beside it stays
+            return False
+        raise
+    if not _finished(folder, mend=True):
         return True
     # Killed between writing the record and this.
     folder.tidy()
     return False
+
+
+def _finished(folder: ResultFolder, *, mend: bool = False) -> bool:
+    """Whether there is a finished result, undamaged; a damaged one is set aside where `mend` (it must be held)."""
+    try:
+        if read_record(folder.path) is None:
+            return False
+        read_samples(folder.path)
+    except DamagedError as error:
+        if mend:
+            log.warning("%s: %s; set aside as %s, scored anew", error.path, error.said, folder.set_aside())
+        return False
+    return True
 
 
 def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared: PreparedTask) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chai_eval.errors import SettingError
 from chai_eval.markdown import markdown
-from chai_eval.store.status import MeasurementStatus, ResultStatus, list_measurements, list_results
+from chai_eval.store.status import MeasurementStatus, ResultStatus, list_measurements, list_results, list_set_aside
 from chai_eval.values import wrong
 
 
@@ -30,11 +30,13 @@ def status(arguments: Sequence[str]) -> int:
         raise wrong("results_dir", str(results_dir), "a folder with results")
     found = [_line(each) for each in list_results(results_dir)]
     found += [_measured(each) for each in list_measurements(results_dir)]
+    set_aside = [f"set aside as damaged: {path}\n" for path in list_set_aside(results_dir)]
     if not found:
         sys.stdout.write(f"no results in {results_dir}\n")
-        return 0
-    columns = ("model", "task", "method", "key", "state", "detail")
-    sys.stdout.write("\n".join(markdown(columns, found, left=len(columns))) + "\n")
+    else:
+        columns = ("model", "task", "method", "key", "state", "detail")
+        sys.stdout.write("\n".join(markdown(columns, found, left=len(columns))) + "\n")
+    sys.stdout.write("".join(set_aside))
     return 0
 
 

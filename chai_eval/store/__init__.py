@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chai_eval.store.folder import ResultFolder, check_writable
+from chai_eval.store.folder import ResultFolder, check_writable, has_results
 from chai_eval.store.journal import Journal
 from chai_eval.store.key import numeric_code_version, result_key
 from chai_eval.store.record import (
@@ -19,6 +19,7 @@ __all__ = [
     "Journal",
     "ResultFolder",
     "check_writable",
+    "has_results",
     "numeric_code_version",
     "read_fidelity",
     "read_record",

@@ -12,19 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from filelock import FileLock, Timeout
 
+from chai_eval.checksum import DamagedError, read_json
 from chai_eval.errors import RunError, SettingError
-from chai_eval.store.record import write_whole
+from chai_eval.store.record import RECORD, write_whole
 
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 ATTEMPT = "attempt.json"
 FAILURE = "failed.json"
+# Ends the name of a damaged result's folder, with a number after it.
+SET_ASIDE = ".damaged-"
 
 # Seconds between signs of life of a process that waits for another.
 PATIENCE = 10.0
@@ -129,6 +133,16 @@ class ResultFolder:
         except OSError as error:
             log.warning("%s: could not note the failure: %s", self.path, error)
 
+    def set_aside(self) -> Path:
+        """Move a damaged result out of the way, and return where it lies now. The folder must be held."""
+        names = (self.path.with_name(f"{self.path.name}{SET_ASIDE}{number}") for number in count(1))
+        place = next(each for each in names if not each.exists())
+        try:
+            self.path.rename(place)
+        except OSError as error:
+            raise RunError(f"results_dir: {self.path} can't be set aside: {error.strerror or error}") from error
+        return place
+
     def tidy(self) -> None:
         """Remove what a finished result no longer needs: every request stands in its samples."""
         for name in (JOURNAL, ATTEMPT, FAILURE):
@@ -168,6 +182,11 @@ def check_writable(results_dir: Path) -> None:
         ) from error
 
 
+def has_results(results_dir: Path, model: str) -> bool:
+    """Whether there is a finished result of a model, of which nothing needs to be written."""
+    return any((results_dir / _file_name(model)).glob(f"*/*/{RECORD}"))
+
+
 def holder_of(lock_path: Path) -> str | None:
     """Say which process holds a lock file, None when none does."""
     if not lock_path.exists():
@@ -196,8 +215,8 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = read_json(path)
+    except (OSError, DamagedError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -134,6 +134,6 @@ def _entry(line: bytes) -> tuple[str, Any] | None:
     try:
         entry = json.loads(line)
         key, payload, check = entry["request"], entry["scored"], entry["check"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return (key, payload) if isinstance(key, str) and check == _checksum(key, payload) else None

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
 
-from chai_eval.errors import RunError
+from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, sealed, sha256_of
+from chai_eval.errors import RunError, failure_line
 
 LAYOUT = 1
 RECORD = "record.json"
 SAMPLES = "samples.parquet"
 FIDELITY = "fidelity.parquet"
+
+REMEDY = "the command that made it, given again, makes it anew"
 
 
 def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFrame) -> None:
@@ -37,7 +40,7 @@ def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFra
     RunError
         When the folder can't be written (a full disk); nothing half-written is left.
     """
-    _write(directory, {"layout": LAYOUT, **record}, SAMPLES, samples)
+    _write(directory, Document({"layout": LAYOUT, **record}, {}), SAMPLES, samples)
 
 
 def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.DataFrame) -> None:
@@ -57,16 +60,16 @@ def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.Dat
     RunError
         Where there is no finished result, or the folder can't be written.
     """
-    record = read_record(directory)
-    if record is None:
+    found = _document(directory)
+    if found is None:
         raise RunError(f"{directory / RECORD}: it is missing; the same command scores again")
-    _write(directory, {**record, "fidelity": dict(fidelity)}, FIDELITY, samples)
+    _write(directory, Document({**found.content, "fidelity": dict(fidelity)}, found.files), FIDELITY, samples)
 
 
 def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
     """Read how close a result is to plain attention; None where nobody asked that about so many documents or more.
 
-    Also None where the documents that belong to it are missing or are those of another number: a kill left them.
+    Also None where the documents that belong to it are those of another number.
 
     Returns
     -------
@@ -75,29 +78,36 @@ def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
 
     Raises
     ------
+    DamagedError
+        Where the documents are missing or not those that the record names: damaged, or replaced by a run that was
+        killed before it wrote the record.
     RunError
         For a record that can't be read.
     """
-    record = read_record(directory)
-    fidelity = None if record is None else record.get("fidelity")
+    found = _document(directory)
+    fidelity = None if found is None else found.content.get("fidelity")
     there = fidelity.get("asked") if isinstance(fidelity, dict) else None
-    if fidelity is None or not isinstance(there, int) or there < asked:
+    if found is None or fidelity is None or not isinstance(there, int) or there < asked:
         return None
-    try:
-        samples = pd.read_parquet(directory / FIDELITY)
-    except (OSError, ValueError):
-        return None
+    samples = _table(directory, FIDELITY, found)
     return samples if len(samples) == fidelity.get("documents") else None
 
 
-def _write(directory: Path, record: Mapping[str, Any], name: str, samples: pd.DataFrame) -> None:
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+def _write(directory: Path, found: Document, name: str, samples: pd.DataFrame) -> None:
+    """Write a table, then the record with its checksum; one that had none gets none, as nobody knows what it held."""
+    text = _text(found.content)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / name, lambda path: samples.to_parquet(path, index=False))
+        if found.files is not None:
+            text = _text(sealed(found.content, {**found.files, name: sha256_of(directory / name)}))
         write_whole(directory / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise RunError(f"results_dir: {directory} can't be written: {error.strerror or error}") from error
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
@@ -105,26 +115,41 @@ def read_record(directory: Path) -> dict[str, Any] | None:
 
     Raises
     ------
+    DamagedError
+        For a record that isn't what was written, or lacks its numbers.
     RunError
-        For a record of another layout, one that isn't JSON, or a result that lacks its numbers: they might be misread.
+        For a record of another layout: it might be misread.
     """
+    found = _document(directory)
+    return None if found is None else found.content
+
+
+def _document(directory: Path) -> Document | None:
     path = directory / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        found = read_document(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: not a readable record ({error}); move the folder away to score again") from error
-    layout = record.get("layout") if isinstance(record, dict) else None
+    except OSError as error:
+        raise RunError(f"{path}: not a readable record ({error.strerror or error})") from error
+    except DamagedError as error:
+        raise _unreadable_record(path, error.said) from error
+    layout = found.content.get("layout")
     if layout != LAYOUT:
         raise RunError(
             f"{path}: written in layout {layout}, this version reads layout {LAYOUT}; "
             "move the folder away to score again"
         )
     # Records of another kind than results have fields of their own.
-    if "kind" not in record and (flaw := _flaw(record)):
-        raise RunError(f"{path}: not a readable record ({flaw}); move the folder away to score again")
-    return record
+    if "kind" not in found.content and (flaw := _flaw(found.content)):
+        raise _unreadable_record(path, flaw)
+    if found.files is None:
+        say_unchecked("results")
+    return found
+
+
+def _unreadable_record(path: Path, flaw: str) -> DamagedError:
+    return DamagedError(path, f"not a readable record ({flaw})", REMEDY)
 
 
 def _flaw(record: Mapping[str, Any]) -> str | None:
@@ -146,35 +171,68 @@ def read_samples(directory: Path) -> pd.DataFrame:
 
     Raises
     ------
+    DamagedError
+        Where the file is missing or isn't the one that the record names.
     RunError
-        When the file is missing or isn't Parquet.
     """
-    with _readable_samples(directory) as path:
-        return pd.read_parquet(path)
+    return _table(directory, SAMPLES, _document(directory) or Document({}, None))
 
 
-def check_samples(directory: Path) -> None:
-    """Make sure that the samples of a finished result are there and whole, without reading all of them.
+def look_over(directory: Path) -> tuple[dict[str, Any], list[str]] | None:
+    """Read a record and check what stands beside it, without reading whole tables where checksums tell enough.
+
+    Returns
+    -------
+    (dict, list of str) or None
+        The record, and what there is to say of the result; None where there is no finished one.
 
     Raises
     ------
+    DamagedError
+        For a damaged record or damaged samples.
     RunError
-        When the file is missing or isn't Parquet.
     """
-    with _readable_samples(directory) as path:
-        pq.read_metadata(path)  # stands at the end of the file
+    found = _document(directory)
+    if found is None:
+        return None
+    _check_table(directory, SAMPLES, found)
+    remarks = [] if found.files is not None else ["without checksums"]
+    if "fidelity" in found.content:
+        try:
+            _check_table(directory, FIDELITY, found)
+        except DamagedError as error:
+            remarks.append(f"{FIDELITY} {error.said}, compared again when it is asked for")
+    return found.content, remarks
 
 
-@contextmanager
-def _readable_samples(directory: Path) -> Iterator[Path]:
-    path = directory / SAMPLES
+def _check_table(directory: Path, name: str, found: Document) -> None:
+    data = _bytes(directory, name, found)
+    if found.files is None:
+        _parsed(directory / name, data, pq.read_metadata)  # stands at the end of the file
+
+
+def _table(directory: Path, name: str, found: Document) -> pd.DataFrame:
+    table: pd.DataFrame = _parsed(directory / name, _bytes(directory, name, found), pd.read_parquet)
+    return table
+
+
+def _bytes(directory: Path, name: str, found: Document) -> bytes:
+    path = directory / name
     try:
-        if path.exists() and not path.is_file():
-            raise IsADirectoryError(0, "not a file")
-        yield path
-    except (OSError, ValueError) as error:
-        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-        raise RunError(f"{path}: not readable ({reason}); move the folder away to score again") from error
+        return found.read(directory, name)
+    except DamagedError as error:
+        raise DamagedError(path, f"not readable ({error.said})", REMEDY) from error
+    except FileNotFoundError as error:
+        raise DamagedError(path, "not readable (it is missing)", REMEDY) from error
+    except OSError as error:
+        raise RunError(f"{path}: not readable ({error.strerror or error})") from error
+
+
+def _parsed(path: Path, data: bytes, parse: Callable[[BytesIO], Any]) -> Any:
+    try:
+        return parse(BytesIO(data))
+    except Exception as error:  # of bytes that are not Parquet, pyarrow raises nearly anything
+        raise DamagedError(path, f"not readable ({failure_line(error)})", REMEDY) from error
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chai_eval.checksum import DamagedError, read_json
 from chai_eval.errors import RunError, failure_line
-from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, ResultFolder, is_seconds
-from chai_eval.store.record import RECORD, check_samples, read_record
+from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, SET_ASIDE, ResultFolder, is_seconds
+from chai_eval.store.record import RECORD, look_over, read_record
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,20 @@ def list_measurements(results_dir: Path) -> list[MeasurementStatus]:
     return [_measurement(path.parent) for path in sorted(results_dir.glob(f"*/measure/*/{RECORD}"))]
 
 
+def list_set_aside(results_dir: Path) -> list[Path]:
+    """Every folder below `results_dir` of a result that was found damaged and made anew."""
+    return sorted(results_dir.glob(f"*/*/*{SET_ASIDE}*"))
+
+
 def _measurement(path: Path) -> MeasurementStatus:
     model, key = path.parts[-3], path.name
     try:
         record = read_record(path) or {}
-        kind = record["config"]["measure"]["kind"]
-        names = tuple(each["name"] for each in record["contenders"])
-        return MeasurementStatus(model, names, key, "finished", f"{kind}, {len(record['points'])} grid points")
+        names = tuple(str(each["name"]) for each in record["contenders"])
+        found = [str(record["config"]["measure"]["kind"]), f"{len(record['points'])} grid points"]
+        _, remarks = look_over(path) or (None, [])
+        detail = ", ".join([*found, *remarks])
+        return MeasurementStatus(model, names, key, "finished", detail)
     except RunError as error:
         return MeasurementStatus(model, (), key, "unreadable", failure_line(error))
     except (KeyError, TypeError) as error:
@@ -62,7 +69,7 @@ def _measurement(path: Path) -> MeasurementStatus:
 
 def _folders(results_dir: Path) -> Iterator[ResultFolder]:
     for path in sorted(results_dir.glob("*/*/*-*")):
-        if path.is_dir() and _is_result(path):
+        if SET_ASIDE not in path.name and path.is_dir() and _is_result(path):
             model, task, last = path.relative_to(results_dir).parts
             method, _, key = last.rpartition("-")
             yield ResultFolder(results_dir, model, task, method, key)
@@ -77,11 +84,11 @@ def _is_result(path: Path) -> bool:
 
 def _status(folder: ResultFolder) -> ResultStatus:
     try:
-        record = read_record(folder.path)
-        if record is not None:
-            check_samples(folder.path)
-            return ResultStatus(folder, "finished", f"{record['n_documents']} documents", record)
-        return _unfinished(folder)
+        found = look_over(folder.path)
+        if found is None:
+            return _unfinished(folder)
+        record, remarks = found
+        return ResultStatus(folder, "finished", ", ".join([f"{record['n_documents']} documents", *remarks]), record)
     except RunError as error:
         return ResultStatus(folder, "unreadable", failure_line(error))
 
@@ -123,11 +130,13 @@ def _progress(folder: ResultFolder) -> str:
 def _note(path: Path) -> dict[str, Any] | None:
     """A small JSON file beside the journal, None where there is none."""
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
+        note = read_json(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: can't be read ({' '.join(str(error).split())})") from error
+    except DamagedError:
+        raise
+    except OSError as error:
+        raise RunError(f"{path}: can't be read ({error.strerror or error})") from error
     if not isinstance(note, dict):
         raise RunError(f"{path}: holds {note!r}, not a note on an attempt")
     return note
