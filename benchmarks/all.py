@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from benchmarks import cache_bytes, decode, membership, model, prefill, scoring
 from benchmarks.common import OWN, Row, table, writable
+from chai_eval.checksum import DamagedError, read_document
 from chai_eval.measure.statistics import Ratio
 
 # Few repetitions of small shapes: whether everything runs, not how fast.
@@ -82,7 +82,10 @@ def records(files: Iterable[Path]) -> list[dict[str, Any]]:
         return names.index(_benchmark(file)), len(file.parts), file.as_posix()
 
     in_order = sorted((file for file in files if _benchmark(file) in NAMES), key=place)
-    return [json.loads(file.read_text(encoding="utf-8")) for file in in_order]
+    try:
+        return [read_document(file).content for file in in_order]
+    except DamagedError as error:
+        raise SystemExit(f"{error}; move it away, its benchmark makes another") from error
 
 
 def _benchmark(record: Path) -> str:

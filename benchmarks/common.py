@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from chai_eval.checksum import sealed
 from chai_eval.markdown import markdown
 from chai_eval.measure.clock import clock_for
 from chai_eval.measure.latency import undisturbed
@@ -138,7 +139,8 @@ def write(name: str, rows: Sequence[Row], folder: Path, **more: Any) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1, default=str, allow_nan=False) + "\n", encoding="utf-8")
+    plain = json.loads(json.dumps(record, default=str))
+    path.write_text(json.dumps(sealed(plain, {}), indent=1) + "\n", encoding="utf-8")
     return path
 
 

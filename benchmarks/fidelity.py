@@ -24,6 +24,7 @@ from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import elbows, kv_saving, towards
 from chai_eval.calibration.folder import runs
+from chai_eval.checksum import sealed
 from chai_eval.data.text import open_text
 from chai_eval.markdown import markdown
 from chai_eval.methods import Method, build_method
@@ -151,7 +152,7 @@ def _write(
     text_name = re.sub(r"[^\w.]+", "-", text)
     path = arguments.out / f"{name}-{arguments.preset}-{text_name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(sealed(record, {}), indent=1) + "\n", encoding="utf-8")
     return path
 
 

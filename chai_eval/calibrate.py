@@ -29,11 +29,12 @@ from chai_eval.calibration.folder import held, write_calibration
 from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
 from chai_eval.calibration.sensitivity import layer_divergence, true_divergences
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens, parse_calibration
+from chai_eval.checksum import read_document
 from chai_eval.data.assets import cache_dir
 from chai_eval.data.text import cut, open_text
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.methods.calibrated import LAYOUT, identity
+from chai_eval.methods.calibrated import DESCRIPTION, LAYOUT, identity
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
 
@@ -184,7 +185,7 @@ def _progress_key(settings: CalibrationSettings, weights: str) -> str:
 def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
     settings = parse_calibration(values)
     folder = calibrate(settings, shlex.join(["python", "-m", "chai_eval.calibrate", *arguments]))
-    description = json.loads((folder / "calibration.json").read_text(encoding="utf-8"))
+    description = read_document(folder / DESCRIPTION).content
     sys.stdout.write(f"{folder}\n")
     for name, preset in description["presets"].items():
         served = preset["output_aware"]["divergence"]

@@ -55,25 +55,26 @@ class Document:
     content: dict[str, Any]
     files: Mapping[str, str] | None
 
-    def check(self, folder: Path, name: str) -> None:
-        """Make sure that a file is the one that the document names.
+    def check(self, folder: Path, name: str) -> str:
+        """Make sure that a file is the one that the document names, and return its sha256.
 
         Raises
         ------
         OSError
         DamagedError
         """
-        self._compare(folder / name, name, sha256_of(folder / name))
+        return self._compared(folder / name, name, sha256_of(folder / name))
 
     def read(self, folder: Path, name: str) -> bytes:
         """Read a file, and make sure that it is the one that the document names; raises as `check` does."""
         data = (folder / name).read_bytes()
-        self._compare(folder / name, name, hashlib.sha256(data).hexdigest())
+        self._compared(folder / name, name, hashlib.sha256(data).hexdigest())
         return data
 
-    def _compare(self, path: Path, name: str, found: str) -> None:
+    def _compared(self, path: Path, name: str, found: str) -> str:
         if self.files is not None and self.files.get(name) != found:
             raise DamagedError(path, OTHER)
+        return found
 
 
 def sha256_of(path: Path) -> str:

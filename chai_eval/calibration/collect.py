@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from chai_eval.calibration.predictor import Predictors, fed
 from chai_eval.calibration.progress import progress
 from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.calibration.sums import Sums
+from chai_eval.checksum import sha256_of
 from chai_eval.data.text import batches
 from chai_eval.errors import RunError, failure_line
 
@@ -31,6 +33,8 @@ PREDICTOR_TOKENS = 64
 # Progress is kept as often as this, or more rarely where keeping it would take more than a twentieth of the time.
 SECONDS_BETWEEN_SAVES = 60.0
 SAVES_PER_COST = 20.0
+
+log = logging.getLogger("chai_eval")
 
 
 @dataclass
@@ -62,8 +66,8 @@ def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: Calibra
     samples : iterable of Tensor [tokens], int64
         In an order that is the same at each call; the first `settings.samples` are read.
     kept : Path
-        File with the progress of an interrupted pass, which this one goes on from; removed by the caller when what
-        comes after it is done as well.
+        File with the progress of an interrupted pass, which this one goes on from, but for its sha256 in the name;
+        removed by the caller when what comes after it is done as well.
 
     Raises
     ------
@@ -128,7 +132,10 @@ def _spread(length: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 class _Saves:
-    """Keeps progress every so often: written beside and renamed, so that there is always a whole one."""
+    """Keeps progress every so often: written beside and renamed, so that there is always a whole one.
+
+    The name has the sha256 of what is in the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.last, self.cost = path, time.monotonic(), 0.0
@@ -146,7 +153,11 @@ class _Saves:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(state, beside)
-            beside.replace(self.path)
+            whole = self.path.with_stem(f"{self.path.stem}-{sha256_of(beside)}")
+            beside.replace(whole)
+            for older in _kept(self.path):
+                if older != whole:
+                    older.unlink()
         except (OSError, RuntimeError) as error:  # torch has errors of its own for a full disk
             raise RunError(f"out: {self.path.parent} can't be written ({failure_line(error)})") from error
         finally:
@@ -155,13 +166,22 @@ class _Saves:
         self.cost = self.last - start
 
 
-def _resume(found: Collected, kept: Path) -> None:
-    if not kept.is_file():
+def _resume(found: Collected, path: Path) -> None:
+    for file in _kept(path):
+        if sha256_of(file) != file.stem.rpartition("-")[2]:
+            log.warning("%s: not what was written, its checksum is another; what it held is read again", file)
+            continue
+        state = torch.load(file, weights_only=True, map_location="cpu")
+        found.sums, found.sha256 = Sums(**state["sums"]), state["sha256"]
+        if found.predictors:
+            found.predictors.resume(state["predictors"])
         return
-    state = torch.load(kept, weights_only=True, map_location="cpu")
-    found.sums, found.sha256 = Sums(**state["sums"]), state["sha256"]
-    if found.predictors:
-        found.predictors.resume(state["predictors"])
+
+
+def _kept(path: Path) -> list[Path]:
+    """Files with progress, the latest first; a kill may leave two."""
+    files = path.parent.glob(f"{path.stem}-*{path.suffix}")
+    return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def heads_of(model: PreTrainedModel, samples: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,9 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save
 from torch import Tensor
 
+from chai_eval.checksum import sealed
 from chai_eval.errors import RunError
-
-DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
+from chai_eval.methods.calibrated import DESCRIPTION, TENSORS
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a calibration in place of an older one.
+    """Write a calibration in place of an older one, with checksums of both files.
 
     The description goes last: a folder without it is no calibration.
 
@@ -54,8 +55,10 @@ def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Map
         folder.mkdir(parents=True, exist_ok=True)
         beside = [folder / f".{name}.{os.getpid()}" for name in (TENSORS, DESCRIPTION)]
         try:
-            beside[0].write_bytes(save({name: each.contiguous() for name, each in tensors.items()}))
-            beside[1].write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+            saved = save({name: each.contiguous() for name, each in tensors.items()})
+            whole = sealed(description, {TENSORS: hashlib.sha256(saved).hexdigest()})
+            beside[0].write_bytes(saved)
+            beside[1].write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
             (folder / DESCRIPTION).unlink(missing_ok=True)
             beside[0].replace(folder / TENSORS)
             beside[1].replace(folder / DESCRIPTION)

@@ -12,6 +12,7 @@ for as against, and differs so much from sample to sample that counts would hang
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +28,11 @@ from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration.folder import write_text
 from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
+from chai_eval.checksum import DamagedError, read_document, sealed
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
+
+log = logging.getLogger("chai_eval")
 
 # From probabilities [tokens, vocabulary] to a token for each.
 Draw = Callable[[Tensor], Tensor]
@@ -76,14 +80,28 @@ def layer_divergence(
     with progress(len(samples), "sensitivity", "samples") as advance, _frozen(model):
         for number, sample in enumerate(samples):
             file = kept / f"sensitivity-{number}.json"
-            if not file.is_file():
+            known = _known(file)
+            if known is None:
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
                 found = divergences(model, sample, serving, probe_tokens, _drawing(generator))
-                write_text(file, json.dumps(torch.stack(found).tolist()))
-            sums.append(json.loads(file.read_text(encoding="utf-8")))
+                known = torch.stack(found).tolist()
+                write_text(file, json.dumps(sealed({"divergences": known}, {})))
+            sums.append(known)
             advance(1)
     total = torch.tensor(sums, dtype=torch.float64).sum(0) / sum(map(len, samples))
     return total[0], total[1]
+
+
+def _known(file: Path) -> list[list[list[float]]] | None:
+    """What an interrupted measurement left of a sample, None where it left nothing or it is damaged."""
+    try:
+        found = read_document(file)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s: %s; measured again", error.path, error.said)
+        return None
+    return None if found.files is None else found.content["divergences"]
 
 
 def divergences(

