@@ -14,7 +14,8 @@ from chai_eval.models import check_path
 from chai_eval.report import Header, Row, published
 from chai_eval.report.rows import describe, row
 from chai_eval.scored import result
-from chai_eval.scoring.tasks import check_text, primary_metric, task_names
+from chai_eval.scoring.chat import chat_template
+from chai_eval.scoring.tasks import check_text, is_own, primary_metric, task_names
 from chai_eval.scoring.tokens import check_tokens
 from chai_eval.session import Session
 from chai_eval.settings import Settings
@@ -59,6 +60,7 @@ def run(settings: Settings, session: Session) -> Report:
     baseline = build_method("mha")
 
     loaded = session.model(settings.model)
+    chat_template(loaded.tokenizer, settings.task.prompts)
     for each in (baseline, method):
         each.check(loaded.model)
     if settings.measure is not None:
@@ -70,7 +72,7 @@ def run(settings: Settings, session: Session) -> Report:
     rows, failures = [], []
     for name in names:
         try:
-            prepared = session.prepared(name, settings.task, settings.seed)
+            prepared = session.prepared(name, settings.task, settings.seed, loaded)
             mha = result(settings.baseline(), loaded, baseline, prepared, session.ranks)
             other = fidelity = None
             if method.name != "mha":
@@ -79,8 +81,9 @@ def run(settings: Settings, session: Session) -> Report:
                     fidelity = compared(settings, loaded, method, prepared, other.folder, session.ranks)
                 except Exception as error:
                     failures.append(_without_fidelity(name, error))
-            paper = published(settings.model.paper, method.name, name)
-            rows.append(row(name, primary_metric(name), mha, other, paper, fidelity))
+            own = is_own(name, settings.task.included)
+            paper = None if own else published(settings.model.paper, method.name, name)
+            rows.append(row(name, None if own else primary_metric(name), mha, other, paper, fidelity))
         except Exception as error:
             failures.append(failure(name, error))
     measurement = None
@@ -107,7 +110,7 @@ def check(settings: Settings, session: Session) -> list[str]:
     check_path(settings.model.path)
     build_method(settings.method.name, **settings.method.options)
     choice = settings.task.choice
-    names = task_names(choice if isinstance(choice, str) else list(choice))
+    names = task_names(choice if isinstance(choice, str) else list(choice), settings.task.included)
     check_text(names, settings.task.text)
     for name in names:
         session.task(name, settings.task)

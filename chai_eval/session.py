@@ -100,23 +100,32 @@ class Session:
         from chai_eval.scoring.tasks import TEXT, load_task
 
         text, limit = (settings.text, settings.limit) if name == TEXT else (None, None)
-        key = (name, settings.source, settings.data_dir, text, limit)
+        key = (name, settings.source, settings.data_dir, text, limit, settings.included)
         if key not in self._tasks:
             with self.ranks.together():
                 self._tasks[key] = load_task(
-                    name, source=settings.source, data_dir=settings.data_dir, text=text, limit=limit
+                    name,
+                    source=settings.source,
+                    data_dir=settings.data_dir,
+                    text=text,
+                    limit=limit,
+                    included=settings.included,
                 )
         return self._tasks[key]
 
-    def prepared(self, name: str, settings: TaskSettings, seed: int) -> PreparedTask:
-        """The task with the requests of its documents built."""
+    def prepared(self, name: str, settings: TaskSettings, seed: int, loaded: LoadedModel | None = None) -> PreparedTask:
+        """The task with the requests of its documents built; a chat template is that of the model."""
         from chai_eval.scoring.evaluate import prepare
 
-        key = (name, settings.source, settings.data_dir, settings.text, settings.limit, seed)
+        prompts, tokenizer = settings.prompts, None if loaded is None else loaded.tokenizer
+        template = json.dumps(tokenizer.chat_template) if prompts.apply_chat_template and tokenizer else None
+        key = (name, replace(settings, choice=name), seed, template)
         if key not in self._prepared:
             task = self.task(name, settings)
             with self.ranks.together():
-                self._prepared[key] = prepare(task, limit=settings.limit, seed=seed)
+                self._prepared[key] = prepare(
+                    task, limit=settings.limit, seed=seed, prompts=prompts, tokenizer=tokenizer
+                )
         return self._prepared[key]
 
 

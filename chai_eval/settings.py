@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chai_eval.task_settings import AS_TASKS_SAY, NONE_OWN, IncludedTasks, PromptSettings, parse_included, parse_prompts
 from chai_eval.values import Values, wrong
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class TaskSettings:
     ----------
     text
         What the task `text` scores: `passages`, `c4` or the path of a file, of which plain text is cut into passages.
+    included
+        Task files of the user's own.
+    prompts
+        How prompts are built.
     """
 
     choice: str | tuple[str, ...] = "paper"
@@ -108,6 +113,8 @@ class TaskSettings:
     data_dir: Path | None = None
     limit: int | None = None
     text: str | None = None
+    included: IncludedTasks = NONE_OWN
+    prompts: PromptSettings = AS_TASKS_SAY
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,8 @@ class Settings:
             "data_dir": None if self.task.data_dir is None else str(self.task.data_dir),
             "limit": self.task.limit,
             "text": self.task.text,
+            **self.task.included.as_config(),
+            **self.task.prompts.as_config(),
             "seed": self.seed,
             "batch_tokens": self.batch_tokens,
             "fidelity": self.fidelity,
@@ -179,6 +188,8 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
             data_dir=None if data_dir is None else Path(data_dir).expanduser(),
             limit=top.integer("limit", minimum=1, optional=True),
             text=top.text("text", optional=True),
+            included=parse_included(top),
+            prompts=parse_prompts(top),
         ),
         seed=top.integer("seed", minimum=0, maximum=LARGEST_SEED) or 0,
         batch_tokens=top.integer("batch_tokens", minimum=1, optional=True),

@@ -31,7 +31,7 @@ class Standing:
         model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
         return LoadedModel(model, None, f"weights of {settings.name}", "architecture", "vocabulary", "code")
 
-    def prepare(self, task: str, *, limit: int | None, seed: int) -> Any:
+    def prepare(self, task: str, *, limit: int | None, seed: int, **_: Any) -> Any:
         return SimpleNamespace(
             task_name=task, n_documents=4, n_requests=8, prompts_hash=task, config_hash=task, limit=limit, seed=seed
         )

@@ -37,8 +37,11 @@ SHORT = {
     for name in ("path", "revision", "weights", "dtype", "device", "layers", "device_map", "tokenizer")
 } | {"launcher": LAUNCHER}
 
-# Their values are taken as they are typed: folders have spaces, brackets and = in their names.
-VERBATIM = ("model.path", "model.revision", "model.tokenizer", "data_dir", "text", "results_dir")
+# Their values are taken as they are typed: folders have spaces, brackets and = in their names, sentences commas.
+VERBATIM = (
+    *("model.path", "model.revision", "model.tokenizer", "data_dir", "text", "results_dir"),
+    *("include_path", "system_instruction"),
+)
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,12 @@ def _rewrite(argument: str, multirun: bool) -> str:
     if match is None or match[3] is None or match[1] == "~":
         raise SettingError(f"{argument}: not understood; allowed: setting=value (see --help)")
     key, value = SHORT.get(match[2], match[2]), match[3][1:]
-    if key in VERBATIM:
-        value = ",".join(map(verbatim, several(value))) if multirun and "," in value else verbatim(value)
+    if key == "include_path" and value.startswith("["):  # folders may come as a list
+        value = f"[{','.join(map(verbatim, several(value[1:-1])))}]"
+    elif key in VERBATIM:
+        # A sentence has commas within a sweep, too.
+        swept = multirun and "," in value and key != "system_instruction"
+        value = ",".join(map(verbatim, several(value))) if swept else verbatim(value)
     if key == LAUNCHER and value != "basic":
         value = OURS + value.removeprefix(OURS)
     if key == "task" and "," in value and not multirun and not value.startswith("["):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,12 +15,16 @@ import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
+from chai_eval.scoring.chat import chat_template
+from chai_eval.scoring.examples import set_examples
 from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored
+from chai_eval.scoring.own_tasks import sandboxed_templates
 from chai_eval.scoring.ranks import Ranks
+from chai_eval.task_settings import AS_TASKS_SAY, PromptSettings
 
 # Resamplings for the standard errors that have no formula (perplexity and the like); means have one.
 BOOTSTRAP_ITERATIONS = 1000
@@ -33,6 +40,10 @@ class PreparedTask:
         Of every prompt, continuation and document, in order.
     config_hash : str
         Of the task as lm-eval resolved it: templates, splits, metrics, filters.
+    prompts : PromptSettings
+        How they were built.
+    chat_template : str or None
+        The template that they went through.
     """
 
     task: Task
@@ -43,6 +54,8 @@ class PreparedTask:
     n_requests: int
     prompts_hash: str
     config_hash: str
+    prompts: PromptSettings = AS_TASKS_SAY
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,24 +79,50 @@ class Scores:
     batch: dict[str, int]
 
 
-def prepare(task: Task, *, limit: int | None, seed: int) -> PreparedTask:
+def prepare(
+    task: Task,
+    *,
+    limit: int | None,
+    seed: int,
+    prompts: PromptSettings = AS_TASKS_SAY,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreparedTask:
     """Build a task's requests.
 
     Parameters
     ----------
     task : lm_eval.api.task.Task
+        Left as it is: what is prepared are requests of a copy.
     limit : int or None
         First documents to use; None for all.
     seed : int
         Of the few-shot examples, where the task has any.
+    prompts : PromptSettings
+    tokenizer : PreTrainedTokenizerBase or None
+        Whose chat template is applied; needed for nothing else.
+
+    Raises
+    ------
+    SettingError
+        For a chat template that isn't there, or more examples than there are.
     """
-    task.set_fewshot_seed(seed)
-    task.build_all_requests(limit=limit)
+    task = _apart(task)
+    set_examples(task, prompts.num_fewshot, seed)
+    chat = chat_template(tokenizer, prompts)
+    set_seed(seed)  # as lm-eval does before it builds them again: a task may draw from the global generators
+    with sandboxed_templates():
+        task.build_all_requests(
+            limit=limit,
+            system_instruction=prompts.system_instruction,
+            apply_chat_template=chat is not None,
+            fewshot_as_multiturn=prompts.multiturn,
+            chat_template=None if chat is None else chat.apply_chat_template,
+        )
     instances = task.instances
     if not instances:
         raise RunError(f"task: {task.config.task} has no documents")
     # The documents too: what is right is in them, and in no prompt.
-    prompts = [
+    built = [
         [instance.doc_id, instance.idx, instance.request_type, instance.args, instance.doc] for instance in instances
     ]
     return PreparedTask(
@@ -93,9 +132,20 @@ def prepare(task: Task, *, limit: int | None, seed: int) -> PreparedTask:
         seed,
         len({instance.doc_id for instance in instances}),
         len(instances),
-        _hash(prompts),
+        _hash(built),
         _hash(task.dump_config()),
+        prompts,
+        None if chat is None else chat.text,
     )
+
+
+def _apart(task: Task) -> Task:
+    """A task with the same documents, whose requests, settings and examples are its own."""
+    own = copy.copy(task)
+    own._config = copy.copy(task.config)
+    if hasattr(task, "sampler"):
+        own.sampler = copy.copy(task.sampler)
+    return own
 
 
 def score(
@@ -144,20 +194,26 @@ def score(
             journal=journal,
             description=f"{prepared.task_name} under {method.name}",
             progress=progress,
+            chat_template=prepared.chat_template,
+            seed=prepared.seed,
             ranks=ranks,
         )
-        results = simple_evaluate(
-            model=lm,
-            tasks=[prepared.task],
-            # The default one reads all of lm-eval's task files, which takes longer than many a task.
-            task_manager=TaskManager(include_defaults=False),
-            limit=prepared.limit,
-            bootstrap_iters=BOOTSTRAP_ITERATIONS,
-            random_seed=prepared.seed,
-            numpy_random_seed=prepared.seed,
-            torch_random_seed=prepared.seed,
-            fewshot_random_seed=prepared.seed,
-        )
+        with sandboxed_templates():
+            results = simple_evaluate(
+                model=lm,
+                tasks=[prepared.task],
+                # The default one reads all of lm-eval's task files, which takes longer than many a task.
+                task_manager=TaskManager(include_defaults=False),
+                limit=prepared.limit,
+                bootstrap_iters=BOOTSTRAP_ITERATIONS,
+                system_instruction=prepared.prompts.system_instruction,
+                apply_chat_template=prepared.chat_template is not None,
+                fewshot_as_multiturn=prepared.prompts.multiturn,
+                random_seed=prepared.seed,
+                numpy_random_seed=prepared.seed,
+                torch_random_seed=prepared.seed,
+                fewshot_random_seed=prepared.seed,
+            )
     if not ranks.first:
         return None  # nor has lm-eval given any results: it looks at the launcher's LOCAL_RANK
     return Scores(
@@ -218,4 +274,16 @@ def _metrics(results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> str:
+    """Functions by the file that they stand in, as helpers lie beside them; `str` of one is an address in memory."""
+    if not callable(value):
+        return str(value)
+    try:
+        source = inspect.getsourcefile(value)
+    except TypeError:  # what a class or `partial` makes
+        source = inspect.getsourcefile(type(value))
+    code = b"" if source is None else Path(source).read_bytes()
+    return f"{getattr(value, '__qualname__', type(value).__qualname__)} {hashlib.sha256(code).hexdigest()}"

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,9 +20,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.attention.passes import logits_at
 from chai_eval.attention.rope import rotary_lengths
+from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.models.embeddings import pad_embedded
 from chai_eval.scoring.finite import check_finite
+from chai_eval.scoring.generation import generation_batches, is_sampled, stops
 from chai_eval.scoring.pack import Batch, ScoringRequest, batches, documents, packed_input
 from chai_eval.scoring.ranks import Ranks
 
@@ -73,6 +76,10 @@ class PackedLM(HFLM):
         Requests found there are not scored again.
     description : str
         Shown on the progress bar.
+    chat_template : str or None
+        Through which lm-eval renders prompts where it is told to.
+    seed : int
+        Of texts that are drawn at random.
     ranks : Ranks or None
         Processes that score together: each a batch of every round, after which all know all its scores. lm-eval is not
         told, so that what it makes of the scores is what it makes of them in one process.
@@ -88,6 +95,8 @@ class PackedLM(HFLM):
         journal: Scored | None = None,
         description: str = "",
         progress: bool = True,
+        chat_template: str | None = None,
+        seed: int = 0,
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__(
@@ -95,11 +104,12 @@ class PackedLM(HFLM):
             tokenizer=tokenizer,
             backend="causal",
             batch_size=sys.maxsize,  # what HFLM hands on at once is laid out here, all windows of all texts in one plan
-            truncation=True,
+            chat_template_args=None if chat_template is None else {"chat_template": chat_template},
         )
         pad_embedded(model, self.tokenizer)
         self.method = method
         self._rotary = rotary_lengths(model)
+        self.seed = seed
         self.batch_tokens = batch_tokens
         self.journal: Scored = journal if journal is not None else InMemory()
         self.description = description
@@ -160,18 +170,21 @@ class PackedLM(HFLM):
         return scores
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        keys = [_key(["generate", *request.args]) for request in requests]
+        keys = _text_keys(requests)
         order = sorted(range(len(requests)), key=lambda number: (-len(requests[number].args[0]), keys[number]))
         self._warn_of_cut(sum(map(self._is_cut, requests)))
         generate = super().generate_until
 
         def written(chunk: list[int]) -> list[tuple[int, str]]:
             self._rotary.forget()
+            # What is drawn is the same where a run goes on after some of it.
+            torch.manual_seed(int(_key([self.seed, keys[chunk[0]]])[:15], 16))
             texts = generate([requests[number] for number in chunk], disable_tqdm=True)
             return list(zip(chunk, texts, strict=True))
 
-        size = 1 if self._rotary else GENERATION_BATCH  # the longest prompt of a batch would change what others get
-        chunks = [order[start : start + size] for start in range(0, len(order), size)]
+        asked, begin = [requests[number].args[:2] for number in order], self.tokenizer.bos_token
+        plan = generation_batches(self.model, asked, begin, GENERATION_BATCH)
+        chunks = [[order[at] for at in chunk] for chunk in plan]
         waiting = [chunk for chunk in chunks if any(self.journal.get(keys[number]) is None for number in chunk)]
         with self._bar(len(requests), len(requests) - sum(map(len, waiting))) as bar:
             for texts in self.ranks.rounds(waiting, written):
@@ -179,15 +192,33 @@ class PackedLM(HFLM):
                 bar.update(len(texts))
         return [self.journal.get(key) for key in keys]
 
-    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **settings: Any) -> Tensor:
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> Tensor:
+        """As `HFLM` does it, but for where texts end."""
+        settings = {"temperature": 0.0, **generation_kwargs}
+        if settings["temperature"] == 0.0 and not settings["do_sample"]:
+            del settings["temperature"]
         # A model's own settings may ask for a static cache, which changes no text and which methods can't take over.
-        return super()._model_generate(context, max_length, stop, cache_implementation="dynamic", **settings)
+        generated: Tensor = self.model.generate(
+            input_ids=context,
+            max_length=max_length,
+            stopping_criteria=stops(self.tokenizer, stop, context),
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=True,
+            cache_implementation="dynamic",
+            **settings,
+        )
+        return generated
 
     def _is_cut(self, request: Instance) -> bool:
         """Whether a prompt and what may be generated after it are longer than the model's positions."""
-        prompt, settings = request.args
-        room = self.max_length - normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
-        return len(self.tok_encode(prompt)) > room
+        prompt, settings = request.args[:2]
+        wanted = normalize_gen_kwargs(settings, self.max_gen_toks)["max_gen_toks"]
+        if wanted >= self.max_length:
+            raise RunError(
+                f"task: {request.task_name} generates up to {wanted} tokens (max_gen_toks), and the model has "
+                f"{self.max_length} positions, prompt included"
+            )
+        return len(self.tok_encode(prompt)) > self.max_length - wanted
 
     def _warn_of_cut(self, count: int) -> None:
         if count:
@@ -200,6 +231,18 @@ class PackedLM(HFLM):
 
     def _bar(self, total: int, done: int) -> tqdm[Any]:
         return tqdm(total=total, initial=done, desc=self.description, disable=not self.progress, leave=False)
+
+
+def _text_keys(requests: Sequence[Instance]) -> list[str]:
+    """Keys of texts to generate; each of several to be drawn from the same prompt has its own."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for request in requests:
+        key = _key(["generate", *request.args])
+        seen[key] += 1
+        again = seen[key] > 1 and is_sampled(request.args[1])
+        keys.append(_key([key, seen[key]]) if again else key)
+    return keys
 
 
 def _tokens_key(request: ScoringRequest) -> str:

@@ -1,4 +1,4 @@
-"""Tasks by name: the paper's five from local files, running text, any other lm-eval task from the hub as it is."""
+"""Tasks by name: the user's own, the paper's five from local files, running text, any other of lm-eval from the hub."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from chai_eval.errors import RunError, SettingError
 from chai_eval.hub import hub
 from chai_eval.resources import tasks_dir
+from chai_eval.scoring.own_tasks import load_own, own_entry, own_names, unreadable
+from chai_eval.task_settings import NONE_OWN, IncludedTasks
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -32,7 +34,12 @@ def primary_metric(name: str) -> str | None:
     return PRIMARY_METRICS.get(name)
 
 
-def task_names(choice: str | Iterable[str]) -> list[str]:
+def is_own(name: str, included: IncludedTasks) -> bool:
+    """Whether a name is of a task in the user's own folders, which go before lm-eval's and the paper's five."""
+    return name != TEXT and own_entry(name, included) is not None
+
+
+def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) -> list[str]:
     """Names of single tasks behind a choice, each once, in the order given.
 
     Parameters
@@ -40,6 +47,8 @@ def task_names(choice: str | Iterable[str]) -> list[str]:
     choice
         `paper` (the paper's five), `text`, a task, group or tag of lm-eval, several with commas between
         (`piqa,boolq` or `[piqa,boolq]`), or a list of these.
+    included
+        Task files of the user's own.
 
     Raises
     ------
@@ -50,7 +59,7 @@ def task_names(choice: str | Iterable[str]) -> list[str]:
     names = [name.strip() for part in parts for name in part.strip().strip("[]").split(",") if name.strip()]
     if not names:
         raise SettingError(f"task: {choice!r} names no task; allowed: paper, {', '.join(PAPER_TASKS)}, lm-eval's tasks")
-    expanded = [task for name in names for task in _expand(name)]
+    expanded = [task for name in names for task in _expand(name, included)]
     return list(dict.fromkeys(expanded))
 
 
@@ -76,6 +85,7 @@ def load_task(
     data_dir: str | Path | None = None,
     text: str | None = None,
     limit: int | None = None,
+    included: IncludedTasks = NONE_OWN,
 ) -> Task:
     """A single lm-eval task with its stock prompt.
 
@@ -92,23 +102,28 @@ def load_task(
         What the task `text` is about: a file, `passages` or `c4`.
     limit
         Documents of `text` to read; None for all. Other tasks are loaded whole.
+    included
+        Task files of the user's own: a task there is loaded as it is.
 
     Raises
     ------
     SettingError
-        A setting is wrong, `data_dir` lacks the task's file or a column, or `text` can't be read.
+        A setting is wrong, `data_dir` lacks the task's file or a column, `text` can't be read, or a task file would run
+        Python that isn't allowed.
     RunError
         The documents can't be fetched.
     """
-    _check_source(name, source, data_dir)
+    _check_source(name, source, data_dir, included)
+    if is_own(name, included):
+        return _portable(load_own(name, included))
     if name == TEXT:
         check_text([name], text)
         return _from_files(name, {"text": text, "limit": limit})
     if name not in PAPER_TASKS or source == "hub":
         return _from_hub(name)
-    own = None if data_dir is None else {"data_dir": str(Path(data_dir).expanduser().absolute())}
-    if source == "local" or own is not None:
-        return _from_files(name, own)
+    files = None if data_dir is None else {"data_dir": str(Path(data_dir).expanduser().absolute())}
+    if source == "local" or files is not None:
+        return _from_files(name, files)
     try:
         return _from_files(name, None)
     except RunError as no_assets:
@@ -120,7 +135,7 @@ def load_task(
         return task
 
 
-def _check_source(name: str, source: str, data_dir: str | Path | None) -> None:
+def _check_source(name: str, source: str, data_dir: str | Path | None, included: IncludedTasks) -> None:
     if source not in SOURCES:
         raise SettingError(f"source: {source!r} is not known; allowed: {', '.join(SOURCES)}")
     if data_dir is not None and source == "hub":
@@ -129,22 +144,24 @@ def _check_source(name: str, source: str, data_dir: str | Path | None) -> None:
         raise SettingError(
             f"data_dir: {data_dir} is not a directory; allowed: a directory with <task>.parquet or .jsonl"
         )
-    if name not in (*PAPER_TASKS, TEXT):
+    if name not in (*PAPER_TASKS, TEXT) and not is_own(name, included):
         if source == "local":
             raise SettingError(
                 f"source: local has no files for task {name}; "
                 f"allowed: source=hub, or the tasks {', '.join(PAPER_TASKS)}"
             )
-        _check_known(name)
+        _check_known(name, included)
 
 
-def _check_known(name: str) -> None:
+def _check_known(name: str, included: IncludedTasks) -> None:
     known = _stock_tasks().all_tasks
     if name in known:
         return
-    close = difflib.get_close_matches(name, ["paper", TEXT, *known], n=5, cutoff=0.6)
-    ours = ", ".join(("paper", *PAPER_TASKS, TEXT))
+    close = difflib.get_close_matches(name, ["paper", TEXT, *own_names(included), *known], n=5, cutoff=0.6)
+    ours = ", ".join(("paper", *PAPER_TASKS, TEXT, *own_names(included)[:10]))
     hint = f" (did you mean {', '.join(close)}?)" if close else ""
+    if passed_over := unreadable(included):
+        hint += f", and {passed_over}"
     raise SettingError(f"task: {name!r} is not known{hint}; allowed: {ours}, any task of lm-eval")
 
 
@@ -210,29 +227,33 @@ def _without_kwargs_advice() -> Iterator[None]:
         logger.removeFilter(other)
 
 
-def _expand(name: str) -> list[str]:
+def _expand(name: str, included: IncludedTasks) -> list[str]:
+    own = own_entry(name, included)
+    if own is not None and name in ("paper", TEXT):
+        raise SettingError(f"include_path: {own.yaml_path} is called {name}; allowed: any name but paper and text")
     if name == "paper":
         return list(PAPER_TASKS)
-    if name in (*PAPER_TASKS, TEXT):
+    if own is None and name in (*PAPER_TASKS, TEXT):
         return [name]
-    _check_known(name)
-    return _members(name, within=name)
+    if own is None:
+        _check_known(name, included)
+    return _members(name, name, included)
 
 
-def _members(name: str, within: str) -> list[str]:
-    """Single tasks of a task, group or tag of lm-eval."""
-    entry = _stock_tasks().task_index.get(name)
+def _members(name: str, within: str, included: IncludedTasks) -> list[str]:
+    """Single tasks of a task, group or tag."""
+    entry = own_entry(name, included) or _stock_tasks().task_index.get(name)
     if entry is None:
         raise SettingError(f"task: {within} has a member {name} that lm-eval doesn't know; allowed: its tasks by name")
     kind = entry.kind.name
     if kind == "TAG":
-        return [task for member in sorted(entry.tags) for task in _members(member, within)]
+        return [task for member in sorted(entry.tags) for task in _members(member, within, included)]
     if kind != "GROUP":
         return [name]
-    return _group_members(entry.cfg or {}, within)
+    return _group_members(entry.cfg or {}, within, included)
 
 
-def _group_members(group: Mapping[str, Any], within: str) -> list[str]:
+def _group_members(group: Mapping[str, Any], within: str, included: IncludedTasks) -> list[str]:
     from lm_eval.config.group import GroupConfig
 
     # A task loaded by its own name would lose what its group sets for it, and score something else.
@@ -243,11 +264,11 @@ def _group_members(group: Mapping[str, Any], within: str) -> list[str]:
     members = group.get("task") or []
     for member in [members] if isinstance(members, str) else members:
         if isinstance(member, str):
-            names += _members(member, within)
+            names += _members(member, within, included)
         elif "group" in member and "task" in member:
-            names += _group_members(member, within)
-        elif set(member) == {"task"}:
-            names += _members(member["task"], within)
+            names += _group_members(member, within, included)
+        elif set(member) in ({"task"}, {"group"}):
+            names += _members(next(iter(member.values())), within, included)
         else:
             raise SettingError(
                 f"task: group {within} changes {member.get('task') or member.get('group')}; allowed: its tasks by name"

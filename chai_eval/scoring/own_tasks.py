@@ -1,0 +1,161 @@
+"""Task files of the user's own, and the Python that they would run.
+
+lm-eval imports a task file's functions as it reads it, and renders its templates in an environment from which a
+template reaches all of Python. Here nothing of either runs unless the user allows it: files are looked through before
+they are loaded, and templates are rendered in Jinja's sandbox, in which harmless ones give the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chai_eval.errors import RunError, SettingError
+from chai_eval.task_settings import IncludedTasks
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import Task
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._index import Entry
+
+FUNCTION = "!function"
+
+
+def own_entry(name: str, included: IncludedTasks) -> Entry | None:
+    """What a name stands for in the user's folders: of several with a task of that name, in the last, as in lm-eval."""
+    return _own_tasks(_folders(included)).task_index.get(name) if included.paths else None
+
+
+def own_names(included: IncludedTasks) -> list[str]:
+    """Names of tasks, groups and tags in the user's folders."""
+    return list(_own_tasks(_folders(included)).task_index) if included.paths else []
+
+
+def load_own(name: str, included: IncludedTasks) -> Task:
+    """A task of the user's own.
+
+    Raises
+    ------
+    SettingError
+        It would run Python that isn't allowed.
+    RunError
+        It can't be loaded.
+    """
+    entry = own_entry(name, included)
+    assert entry is not None, "asked for by those who know that it is there"
+    code = _code(entry.yaml_path)
+    if code and not included.code:
+        raise SettingError(f"include_code: False given, and {code[0]}; allowed: true, if you trust what lies there")
+    try:
+        with sandboxed_templates():
+            task = _own_tasks(_folders(included)).load(name)["tasks"][name]
+    except SettingError:
+        raise
+    except Exception as error:  # a task may run code of its own: whatever it raises, the user gets one line
+        lines = str(error).strip().splitlines() or [""]
+        raise RunError(
+            f"task: {name} of {entry.yaml_path} can't be loaded ({type(error).__name__}: {lines[0]})"
+        ) from error
+    if code:
+        task.config.metadata = {**(task.config.metadata or {}), "python": _python(included)}
+    return task
+
+
+def unreadable(included: IncludedTasks) -> str | None:
+    """Of the user's task files the first that lm-eval passed over as it can't be read, and why."""
+    from lm_eval.tasks._index import TaskIndex
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    for path in (each for folder in _folders(included) for each in TaskIndex._iter_yaml_files(Path(folder))):
+        try:
+            load_yaml(path, resolve_func=False)
+        except Exception as error:
+            return f"{path} can't be read: {' '.join(str(error).split())[:200]}"
+    return None
+
+
+@contextmanager
+def sandboxed_templates() -> Iterator[None]:
+    """Within this, lm-eval renders templates in Jinja's sandbox."""
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval import utils
+
+    plain = utils.env
+    sandbox = SandboxedEnvironment(loader=plain.loader, undefined=plain.undefined, keep_trailing_newline=True)
+    sandbox.filters = plain.filters
+    utils.env = sandbox
+    try:
+        yield
+    finally:
+        utils.env = plain
+
+
+def _folders(included: IncludedTasks) -> tuple[str, ...]:
+    return tuple(str(path.absolute()) for path in included.paths)
+
+
+@lru_cache(maxsize=8)
+def _own_tasks(folders: tuple[str, ...]) -> TaskManager:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=list(folders), include_defaults=False)
+
+
+def _code(path: Path) -> list[str]:
+    """What a task file and those that it includes would run, as `FILE runs …`; lm-eval's own files are trusted."""
+    import lm_eval
+
+    stock = Path(lm_eval.__file__).resolve().parent
+    files = [each for each in _with_included(path) if stock not in each.parents]
+    functions = [f"{file} runs {FUNCTION} {name}" for file in files for name in _functions(file)]
+    return functions + [f"{path} runs the metric {name} of the library evaluate" for name in _foreign_metrics(path)]
+
+
+def _with_included(path: Path, seen: tuple[Path, ...] = ()) -> list[Path]:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    path = path.resolve()
+    if path in seen:
+        return []
+    include = load_yaml(path, resolve_func=False, recursive=False).get("include") or []
+    below = [path.parent / each for each in ([include] if isinstance(include, str) else include)]
+    return [path, *(file for each in below for file in _with_included(each, (*seen, path)))]
+
+
+def _functions(path: Path) -> list[str]:
+    """Functions that a task file names, without importing any."""
+    import yaml
+
+    with path.open("rb") as file:
+        events = [
+            event for event in yaml.parse(file, Loader=yaml.SafeLoader) if getattr(event, "tag", None) == FUNCTION
+        ]
+    return [event.value for event in events]
+
+
+def _foreign_metrics(path: Path) -> list[str]:
+    """Metrics that aren't lm-eval's: it takes them from the library evaluate, which runs their code."""
+    from lm_eval.api import metrics
+    from lm_eval.api.registry import METRIC_REGISTRY
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    assert metrics, "imported as it fills the registry"
+    config = load_yaml(path, resolve_func=False)
+    if config.get("process_results") is not None:
+        return []  # the names of what it returns
+    asked: list[dict[str, Any]] = config.get("metric_list") or []
+    return [each["metric"] for each in asked if each.get("hf_evaluate") or each["metric"] not in METRIC_REGISTRY]
+
+
+def _python(included: IncludedTasks) -> str:
+    """Hash of all Python files in the user's folders: any of them may have a say in a score."""
+    digest = hashlib.sha256()
+    for folder in map(Path, _folders(included)):
+        for path in sorted(folder.rglob("*.py")):
+            content, name = path.read_bytes(), path.relative_to(folder).as_posix()
+            digest.update(f"{len(name)}:{name}{len(content)}:".encode() + content)
+    return digest.hexdigest()
