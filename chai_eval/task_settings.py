@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,12 @@ class PromptSettings:
 
 NONE_OWN = IncludedTasks()
 AS_TASKS_SAY = PromptSettings()
+
+
+def told(config: Mapping[str, Any]) -> list[str]:
+    """How prompts were built where a configuration, or a record's, says it: `num_fewshot 2` and the like."""
+    given = {name: config[name] for name, usual in AS_TASKS_SAY.as_config().items() if config.get(name, usual) != usual}
+    return [f"{name} {textwrap.shorten(str(value), 60, placeholder='...')}" for name, value in given.items()]
 
 
 def parse_included(top: Values) -> IncludedTasks:

@@ -9,6 +9,7 @@ from pathlib import Path
 from chai_eval.errors import SettingError
 from chai_eval.markdown import markdown
 from chai_eval.store.status import MeasurementStatus, ResultStatus, list_measurements, list_results, list_set_aside
+from chai_eval.task_settings import told
 from chai_eval.values import wrong
 
 
@@ -52,5 +53,6 @@ def _measured(each: MeasurementStatus) -> tuple[str, ...]:
 def _scores(each: ResultStatus) -> str:
     if each.record is None:
         return ""
+    prompts = "".join(f", {said}" for said in told(each.record.get("config", {})))
     metrics = each.record.get("metrics", {})
-    return "".join(f", {name} {metric['value']:.4f}" for name, metric in metrics.items())
+    return prompts + "".join(f", {name} {metric['value']:.4f}" for name, metric in metrics.items())

@@ -20,6 +20,7 @@ from chai_eval.report.statistics import (
     perplexity,
 )
 from chai_eval.report.tables import Header, Row
+from chai_eval.task_settings import told
 
 if TYPE_CHECKING:
     from chai_eval.methods import Method
@@ -75,11 +76,13 @@ def describe(settings: Settings, loaded: LoadedModel, method: Method) -> Header:
     source = f" ({model.path})" if model.path else ""
     weights = ", random weights" if model.weights == "random" else ""
     options = "".join(f", {name} {brief(value)}" for name, value in method.settings().items())
+    prompts = told(task.prompts.as_config())
     documents = "all" if task.limit is None else f"the first {task.limit} of each task"
     facts = (
         ("model", f"{model.name}{source}{weights}, {loaded.dtype} on {loaded.device}"),
         ("method", method.name + options),
         ("documents", documents),
+        *((("prompts", ", ".join(prompts)),) if prompts else ()),
         ("results", str(settings.results_dir / model.name)),
     )
     return Header(method.name, facts, in_paper=model.paper is not None)

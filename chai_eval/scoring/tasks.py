@@ -200,6 +200,8 @@ def _from_hub(name: str) -> Task:
 
 def _portable(task: Task) -> Task:
     """Leave out of the task's config what depends on where files lie and changes no number."""
+    if getattr(task, "UNSAFE_CODE", False):
+        raise SettingError(f"task: {task.config.task} runs code that the model writes; allowed: tasks that don't")
     metadata = getattr(task.config, "metadata", None)
     if isinstance(metadata, dict):
         for key in ("data_dir", "text", "limit", "config_source"):

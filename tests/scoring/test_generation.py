@@ -87,7 +87,13 @@ def test_texts_equal_generate_under_the_method_one_prompt_at_a_time(method: str)
 
 @pytest.mark.parametrize(
     "settings",
-    [{"repetition_penalty": 1.8}, {"no_repeat_ngram_size": 1}, {"max_length": 45}, {"min_length": 13}, {"num_beams": 2}],
+    [
+        {"repetition_penalty": 1.8},
+        {"no_repeat_ngram_size": 1},
+        {"max_length": 45},
+        {"min_length": 13},
+        {"num_beams": 2},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("whose", ["request", "model"])
@@ -116,7 +122,9 @@ def drawn(count: int = 6) -> list[Instance]:
     return questions(count, do_sample=True, temperature=1.5)
 
 
-def test_a_text_drawn_at_random_depends_on_the_seed_and_neither_on_its_batch_nor_on_the_state_of_the_generator() -> None:
+def test_a_text_drawn_at_random_depends_on_the_seed_and_neither_on_its_batch_nor_on_the_state_of_the_generator() -> (
+    None
+):
     model, asked = MODELS["llama"](), drawn()
     together = ours(model, asked, "chai", seed=5)
     torch.manual_seed(99)
