@@ -19,6 +19,7 @@ from chai_eval.scoring.ranks import Ranks
 from chai_eval.session import LoadedModel
 from chai_eval.settings import Settings
 from chai_eval.store import (
+    SCORER,
     Journal,
     ResultFolder,
     check_writable,
@@ -135,7 +136,7 @@ def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared:
         "limit": settings.task.limit,
         "seed": settings.seed,
         "versions": {package: found[package] for package in KEY_PACKAGES},
-        "code": loaded.code,
+        "code": loaded.code.version(*SCORER, type(method).__module__),
     }
 
 

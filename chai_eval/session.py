@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.settings import ModelSettings, TaskSettings
-from chai_eval.store import numeric_code_version
+from chai_eval.store import NumericCode
 
 if TYPE_CHECKING:
     from chai_eval.scoring.evaluate import PreparedTask
@@ -38,7 +38,7 @@ class LoadedModel:
     vocabulary
         Of the tokenizer.
     code
-        Of the numeric code that this process runs: taken once, as the files may be edited while it does.
+        The numeric code that this process runs: read once, as the files may be edited while it does.
     """
 
     model: Any
@@ -46,7 +46,7 @@ class LoadedModel:
     fingerprint: str
     architecture: str
     vocabulary: str
-    code: str = field(default_factory=numeric_code_version)
+    code: NumericCode = field(default_factory=NumericCode.of)
 
     @property
     def dtype(self) -> str:

@@ -60,10 +60,11 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
     if first.measure is None:
         raise SettingError("measure: 'off' given; allowed: latency, memory, full")
     check(loaded.model, first.measure)
-    methods = []
+    methods, modules = [], {"chai_eval.attention"}
     for number, each in enumerate(runs):
         method = build_method(each.method.name, **each.method.options)
         method.check(loaded.model)
+        modules.add(type(method).__module__)
         methods.append(contender(method, each.method.options, labels[number] if labels else None))
     parts = {
         "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
@@ -71,7 +72,7 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
         "methods": [{"name": each.name, **each.as_config()} for each in methods],
         "measure": first.measure.as_config(),
         "versions": {package: versions()[package] for package in ("torch", "transformers")},
-        "code": loaded.code,
+        "code": loaded.code.version(*modules),
         "machine": machine(),
     }
     key = result_key(parts)

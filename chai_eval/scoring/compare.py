@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.passes import logits_at
 from chai_eval.attention.rope import rotary_lengths
-from chai_eval.methods import Method, build_method
+from chai_eval.methods.base import Method
+from chai_eval.methods.mha import MHA
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, Document, PackedInput, ScoringRequest, Tokens, batches, packed_input
 from chai_eval.scoring.ranks import Ranks
@@ -96,7 +97,7 @@ def _compare_passes(
 ) -> dict[str, dict[int, Row]]:
     """By method and number of the sequence, from passes whose logits under plain attention are held together."""
     packed = {number: packed_input(plan[number], asked) for number in range(ranks.rank, len(plan), ranks.size)}
-    with build_method("mha").applied(model):
+    with MHA().applied(model):
         expected = {number: _logits(model, each).cpu() for number, each in packed.items()}
 
     def one_pass(number: int) -> Iterable[tuple[int, Row]]:

@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from chai_eval.errors import RunError
-from chai_eval.methods import Method
+from chai_eval.methods.base import Method
 from chai_eval.scoring.chat import chat_template
 from chai_eval.scoring.examples import set_examples
 from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored

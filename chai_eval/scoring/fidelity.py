@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.data.text import cut
 from chai_eval.errors import SettingError
-from chai_eval.methods import Method
+from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, LOGITS_BYTES, Row, compare, most_tokens
 

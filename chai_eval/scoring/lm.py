@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from chai_eval.attention.passes import logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.errors import RunError
-from chai_eval.methods import Method
+from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import pad_embedded
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.generation import generation_batches, is_sampled, stops

@@ -11,7 +11,7 @@ from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from chai_eval.methods import Method
+from chai_eval.methods.base import Method
 from chai_eval.scoring.compare import compare
 from chai_eval.scoring.evaluate import PreparedTask, default_batch_tokens
 from chai_eval.scoring.fidelity import Fidelity, summary

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from chai_eval.store.code import SCORER, NumericCode
 from chai_eval.store.folder import ResultFolder, check_writable, has_results
 from chai_eval.store.journal import Journal
-from chai_eval.store.key import numeric_code_version, result_key
+from chai_eval.store.key import result_key
 from chai_eval.store.record import (
     LAYOUT,
     read_fidelity,
@@ -16,11 +17,12 @@ from chai_eval.store.record import (
 
 __all__ = [
     "LAYOUT",
+    "SCORER",
     "Journal",
+    "NumericCode",
     "ResultFolder",
     "check_writable",
     "has_results",
-    "numeric_code_version",
     "read_fidelity",
     "read_record",
     "read_samples",
