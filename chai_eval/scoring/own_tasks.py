@@ -27,12 +27,12 @@ FUNCTION = "!function"
 
 def own_entry(name: str, included: IncludedTasks) -> Entry | None:
     """What a name stands for in the user's folders: of several with a task of that name, in the last, as in lm-eval."""
-    return _own_tasks(_folders(included)).task_index.get(name) if included.paths else None
+    return _own_tasks(included).task_index.get(name) if included.paths else None
 
 
 def own_names(included: IncludedTasks) -> list[str]:
     """Names of tasks, groups and tags in the user's folders."""
-    return list(_own_tasks(_folders(included)).task_index) if included.paths else []
+    return list(_own_tasks(included).task_index) if included.paths else []
 
 
 def load_own(name: str, included: IncludedTasks) -> Task:
@@ -52,7 +52,7 @@ def load_own(name: str, included: IncludedTasks) -> Task:
         raise SettingError(f"include_code: False given, and {code[0]}; allowed: true, if you trust what lies there")
     try:
         with sandboxed_templates():
-            task = _own_tasks(_folders(included)).load(name)["tasks"][name]
+            task = _own_tasks(included).load(name)["tasks"][name]
     except SettingError:
         raise
     except Exception as error:  # a task may run code of its own: whatever it raises, the user gets one line
@@ -67,10 +67,9 @@ def load_own(name: str, included: IncludedTasks) -> Task:
 
 def unreadable(included: IncludedTasks) -> str | None:
     """Of the user's task files the first that lm-eval passed over as it can't be read, and why."""
-    from lm_eval.tasks._index import TaskIndex
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    for path in (each for folder in _folders(included) for each in TaskIndex._iter_yaml_files(Path(folder))):
+    for path in _files(included):
         try:
             load_yaml(path, resolve_func=False)
         except Exception as error:
@@ -94,12 +93,23 @@ def sandboxed_templates() -> Iterator[None]:
         utils.env = plain
 
 
-def _folders(included: IncludedTasks) -> tuple[str, ...]:
-    return tuple(str(path.absolute()) for path in included.paths)
+def _folders(included: IncludedTasks) -> list[Path]:
+    return [path.absolute() for path in included.paths]
+
+
+def _files(included: IncludedTasks) -> list[Path]:
+    """The task files that lm-eval reads."""
+    return sorted(path for folder in _folders(included) for path in folder.glob("**/*.yaml"))
+
+
+def _own_tasks(included: IncludedTasks) -> TaskManager:
+    stamps = tuple((str(path), path.stat().st_mtime_ns) for path in _files(included))
+    return _manager(tuple(map(str, _folders(included))), stamps)
 
 
 @lru_cache(maxsize=8)
-def _own_tasks(folders: tuple[str, ...]) -> TaskManager:
+def _manager(folders: tuple[str, ...], stamps: tuple[Any, ...]) -> TaskManager:
+    """lm-eval's view of the folders, read again when a file has changed."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager(include_path=list(folders), include_defaults=False)
@@ -154,7 +164,7 @@ def _foreign_metrics(path: Path) -> list[str]:
 def _python(included: IncludedTasks) -> str:
     """Hash of all Python files in the user's folders: any of them may have a say in a score."""
     digest = hashlib.sha256()
-    for folder in map(Path, _folders(included)):
+    for folder in _folders(included):
         for path in sorted(folder.rglob("*.py")):
             content, name = path.read_bytes(), path.relative_to(folder).as_posix()
             digest.update(f"{len(name)}:{name}{len(content)}:".encode() + content)

@@ -14,7 +14,7 @@ task: own_choice
 tag: own_tag
 dataset_path: json
 dataset_kwargs:
-  data_files: {{train: {folder}/train.jsonl, test: {folder}/test.jsonl}}
+  data_files: {{train: '{folder}/train.jsonl', test: '{folder}/test.jsonl'}}
 output_type: multiple_choice
 training_split: train
 test_split: test

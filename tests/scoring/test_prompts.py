@@ -58,6 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("tasks"))
 
 
+@pytest.fixture(autouse=True)
+def no_report_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval makes one after every task, with pip, for seconds."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
 def own(name: str, folder: Path) -> Callable[[], Any]:
     return lambda: load_task(name, included=IncludedTasks((folder,)))
 
