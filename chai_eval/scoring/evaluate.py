@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import inspect
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,6 +18,7 @@ from chai_eval.errors import RunError
 from chai_eval.methods.base import Method
 from chai_eval.scoring.chat import chat_template
 from chai_eval.scoring.examples import set_examples
+from chai_eval.scoring.hashes import content_hash
 from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored
 from chai_eval.scoring.own_tasks import sandboxed_templates
 from chai_eval.scoring.ranks import Ranks
@@ -132,8 +130,8 @@ def prepare(
         seed,
         len({instance.doc_id for instance in instances}),
         len(instances),
-        _hash(built),
-        _hash(task.dump_config()),
+        content_hash(built),
+        content_hash(task.dump_config()),
         prompts,
         None if chat is None else chat.text,
     )
@@ -271,19 +269,3 @@ def _metrics(results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
         name = metric if kind == "none" else f"{metric} ({kind})"
         found[name] = {"value": float(value), "stderr": float(stderr) if isinstance(stderr, (int, float)) else None}
     return found
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=_plain).encode()).hexdigest()
-
-
-def _plain(value: Any) -> str:
-    """Functions by the file that they stand in, as helpers lie beside them; `str` of one is an address in memory."""
-    if not callable(value):
-        return str(value)
-    try:
-        source = inspect.getsourcefile(value)
-    except TypeError:  # what a class or `partial` makes
-        source = inspect.getsourcefile(type(value))
-    code = b"" if source is None else Path(source).read_bytes()
-    return f"{getattr(value, '__qualname__', type(value).__qualname__)} {hashlib.sha256(code).hexdigest()}"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chai_eval.errors import RunError, SettingError
+from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.task_settings import IncludedTasks
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ def load_own(name: str, included: IncludedTasks) -> Task:
     except SettingError:
         raise
     except Exception as error:  # a task may run code of its own: whatever it raises, the user gets one line
-        lines = str(error).strip().splitlines() or [""]
-        raise RunError(
-            f"task: {name} of {entry.yaml_path} can't be loaded ({type(error).__name__}: {lines[0]})"
-        ) from error
+        raise RunError(f"task: {name} of {entry.yaml_path} can't be loaded ({failure_line(error)})") from error
     if code:
         task.config.metadata = {**(task.config.metadata or {}), "python": _python(included)}
     return task
@@ -79,7 +76,14 @@ def unreadable(included: IncludedTasks) -> str | None:
 
 @contextmanager
 def sandboxed_templates() -> Iterator[None]:
-    """Within this, lm-eval renders templates in Jinja's sandbox."""
+    """Within this, lm-eval renders templates in Jinja's sandbox.
+
+    Raises
+    ------
+    RunError
+        A template asks for what the sandbox keeps from it.
+    """
+    from jinja2.exceptions import SecurityError
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
 
@@ -89,6 +93,8 @@ def sandboxed_templates() -> Iterator[None]:
     utils.env = sandbox
     try:
         yield
+    except SecurityError as error:
+        raise RunError(f"a template reaches into Python, which is never allowed: {error}") from error
     finally:
         utils.env = plain
 
