@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,3 +267,54 @@ def test_piqa_and_running_text_stand_in_one_table_with_both_columns(
         assert float(row[-2]) == pytest.approx(found["divergence"]["value"], rel=6e-3)
         assert float(row[-1]) == pytest.approx(100 * found["agreement"]["value"], abs=0.06)
         assert " to " in row[6]
+
+
+@pytest.mark.parametrize("place", [4, 60, -60, -5])
+def test_a_damaged_comparison_is_named_and_made_anew(
+    settings: Settings, session: Session, calls: list[int], warnings: Callable[[], list[str]], place: int
+) -> None:
+    first = ended(settings, session)
+    path = folder(settings) / "fidelity.parquet"
+    whole, described = path.read_bytes(), record(settings)
+    changed = bytearray(whole)
+    changed[place] ^= 4
+    path.write_bytes(changed)
+    (listed,) = [each for each in list_results(settings.results_dir) if each.folder.method == "chai"]
+    assert listed.state == "finished"
+    assert "fidelity.parquet not readable (not what was written" in listed.detail
+    assert ended(settings, session).rows == first.rows
+    assert calls == [4, 4]
+    assert (path.read_bytes(), record(settings)) == (whole, described)
+    (said,) = warnings()
+    assert said.startswith(f"{path}: not readable (")
+    assert said.endswith("; compared anew")
+
+
+def test_finished_results_are_shown_where_nothing_can_be_written_and_only_they(
+    settings: Settings, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["model=tiny_llama_random", "device=cpu", "limit=null", f"data_dir={settings.task.data_dir}"]
+    given += [f"results_dir={settings.results_dir}", "fidelity=4"]
+    assert main([*given, "task=piqa"], session=session) == 0
+    table = capsys.readouterr().out
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    monkeypatch.setattr("filelock.FileLock.acquire", refused)
+    before = sorted(settings.results_dir.rglob("*"))
+    assert main([*given, "task=piqa"], session=session) == 0
+    assert capsys.readouterr().out == table
+    line = f"results_dir: {str(settings.results_dir)!r} can't be written (Read-only file system); allowed: "
+    assert main([*given, "task=[piqa,boolq]"], session=session) == 2
+    printed = capsys.readouterr()
+    assert printed.out == table
+    assert printed.err.splitlines()[-1].startswith(f"boolq: {line}")
+    assert main([*given, "task=piqa", "fidelity=6"], session=session) == 1
+    printed = capsys.readouterr()
+    assert "| piqa " in printed.out
+    assert printed.err.splitlines()[-1].startswith(f"piqa, fidelity: {line}")
+    assert main([*given, "task=piqa", "measure=latency"], session=session) == 2
+    assert capsys.readouterr().err.startswith(line)
+    assert sorted(settings.results_dir.rglob("*")) == before

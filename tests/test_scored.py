@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,8 @@ import pytest
 import torch
 
 from chai_eval import scored
-from chai_eval.errors import RunError
+from chai_eval.checksum import say_unchecked
+from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.scored import key_parts, result
 from chai_eval.session import LoadedModel
@@ -214,3 +217,98 @@ def test_status_says_why_a_result_failed_and_how_far_it_came(tmp_path: Path, sco
     (listed,) = list_results(tmp_path)
     assert listed.state == "failed"
     assert listed.detail == "logits: not finite in layer 3 (2 of 4 requests)"
+
+
+@pytest.mark.parametrize("name", ["record.json", "samples.parquet"])
+@pytest.mark.parametrize("damage", ["a changed byte", "half of it", "no JSON and no Parquet"])
+def test_a_damaged_result_is_named_set_aside_and_scored_anew(
+    tmp_path: Path, scorer: Scorer, warnings: Callable[[], list[str]], name: str, damage: str
+) -> None:
+    first = score(tmp_path)
+    path = first.folder.path / name
+    content = path.read_bytes()
+    at = content.index(b"0.5") if name == "record.json" else content.index(b"PAR1") + 40
+    damaged = {
+        "a changed byte": content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
+        "half of it": content[: len(content) // 2],
+        "no JSON and no Parquet": b"\xff" * 300,
+    }
+    for number in (1, 2):
+        path.write_bytes(damaged[damage])
+        again = score(tmp_path)
+        assert scorer.batches == 2 * (number + 1)
+        assert again.record["metrics"] == first.record["metrics"]
+        pd.testing.assert_frame_equal(again.samples, first.samples)
+        aside = path.parent.with_name(f"{path.parent.name}.damaged-{number}")
+        assert (aside / name).read_bytes() == damaged[damage]
+        line = warnings()[-1]
+        assert line.startswith(f"{path}: not ")
+        assert line.endswith(f"; set aside as {aside}, scored anew")
+        assert "\n" not in line
+    assert [each.state for each in list_results(tmp_path)] == ["finished"]
+
+
+def test_missing_samples_are_scored_anew(tmp_path: Path, scorer: Scorer, warnings: Callable[[], list[str]]) -> None:
+    first = score(tmp_path)
+    (first.folder.path / "samples.parquet").unlink()
+    pd.testing.assert_frame_equal(score(tmp_path).samples, first.samples)
+    assert "samples.parquet: not readable (it is missing); set aside as " in warnings()[-1]
+
+
+def test_a_result_without_checksums_is_read_and_said_once_that_it_cannot_be_checked(
+    tmp_path: Path, scorer: Scorer, warnings: Callable[[], list[str]]
+) -> None:
+    first = score(tmp_path)
+    record = first.folder.path / "record.json"
+    record.write_text(json.dumps(first.record))
+    say_unchecked.cache_clear()
+    for _ in range(2):
+        assert score(tmp_path).record == first.record
+    assert scorer.batches == 2
+    assert warnings() == [
+        "results written without checksums, by an earlier version: whether they are damaged can't be told"
+    ]
+    (listed,) = list_results(tmp_path)
+    assert (listed.state, listed.detail) == ("finished", "2 documents, without checksums")
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the file system refuse what a run would write, also for root."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def begin() -> None:
+        monkeypatch.setattr("tempfile.TemporaryFile", refused)
+        monkeypatch.setattr(Path, "mkdir", refused)
+        monkeypatch.setattr(Path, "unlink", refused)
+        monkeypatch.setattr("filelock.FileLock.acquire", refused)
+
+    return begin
+
+
+@pytest.mark.parametrize("left", [None, "journal.jsonl"])
+def test_a_finished_result_is_read_where_nothing_can_be_written(
+    tmp_path: Path, scorer: Scorer, read_only: Callable[[], None], left: str | None
+) -> None:
+    first = score(tmp_path)
+    if left is not None:  # killed between writing the record and tidying up
+        (first.folder.path / left).write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    read_only()
+    assert score(tmp_path).record == first.record
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_has_to_be_scored_where_nothing_can_be_written_is_one_line_and_changes_nothing(
+    tmp_path: Path, scorer: Scorer, read_only: Callable[[], None], damaged: bool
+) -> None:
+    if damaged:
+        (score(tmp_path).folder.path / "record.json").write_text("{")
+    before = sorted(tmp_path.rglob("*"))
+    read_only()
+    with pytest.raises(SettingError, match=r"^results_dir: '.*' can't be written \(Read-only file system\); allowed: "):
+        score(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,3 +179,25 @@ def test_a_wrong_setting_is_said_in_one_line(text: str, tmp_path: Path, argument
     with pytest.raises(SettingError, match=said) as caught:
         settings(text, tmp_path / "c", argument)
     assert "\n" not in str(caught.value)
+
+
+def test_damaged_progress_is_named_and_collected_again(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
+) -> None:
+    whole = calibrate(settings(text, tmp_path / "whole"), "command")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("chai_eval.calibrate.true_divergences", interrupted)
+        calibrate(settings(text, tmp_path / "broken"), "command")
+    files = [*(tmp_path / "broken").glob(".progress-*/sums-*.pt")]
+    files += (tmp_path / "broken").glob(".progress-*/sensitivity-0.json")
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    first, second = tensors(whole), tensors(calibrate(settings(text, tmp_path / "broken"), "command"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert [line.partition(": ")[0] for line in warnings()] == [str(file) for file in files]

@@ -165,3 +165,42 @@ def test_the_cache_is_the_users_choice_then_xdg_then_home(
         else:
             monkeypatch.setenv(name, value)
     assert cache_dir() == Path(expected)
+
+
+@pytest.mark.parametrize("damage", ["text.txt changed", "text.txt missing", "manifest.json changed", "no manifest"])
+def test_a_damaged_asset_is_named_and_unpacked_again(
+    cache: Path, index: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asset = fake_asset(write_wheel(index))
+    folder = fetch(asset)
+    manifest = (folder / "manifest.json").read_text()
+    if damage == "text.txt changed":
+        (folder / "text.txt").write_text("cantent")
+    elif damage == "text.txt missing":
+        (folder / "text.txt").unlink()
+    elif damage == "manifest.json changed":
+        (folder / "manifest.json").write_text(manifest.replace('"files"', '"filet"'))
+    else:
+        (folder / "manifest.json").unlink()
+    capsys.readouterr()
+    assert (fetch(asset) / "text.txt").read_text() == "content"
+    assert (folder / "manifest.json").read_text() == manifest
+    assert left_behind(cache) == [asset.name]
+    said = capsys.readouterr().err.splitlines()[0]
+    if damage != "no manifest":
+        assert said.startswith(f"assets: {folder / damage.split()[0]}: ")
+        assert said.endswith("; fetching fake-asset again")
+
+
+def test_a_damaged_asset_that_cannot_be_fetched_again_is_not_used(
+    cache: Path, index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = write_wheel(index)
+    asset = fake_asset(wheel)
+    path = fetch(asset) / "text.txt"
+    path.write_text("cantent")
+    wheel.unlink()
+    for _ in range(2):
+        with pytest.raises(RunError, match=rf"^assets: pip can't download fake-asset==1\.0 .*{FILENAME}"):
+            fetch(asset)
+    assert f"assets: {path}: not what was written: its checksum is another; fetching" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from chai_eval.calibration import folder as calibration_folder
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.methods.calibrated import calibration
+from chai_eval.methods.calibrated import calibration, identity
+from chai_eval.methods.clusters import calibrated_presets, preset_runs
+from chai_eval.resources import conf_dir
 from tests.attention.tiny import HEADS, LAYERS, MODELS, llama, looped_logits, masked_logits, padded, requests
 from tests.methods.calibrations import random_predictors, write_calibration
 from tests.methods.loops import head_prune_loop, served_loop
@@ -118,3 +122,51 @@ def test_tensors_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     (folder / "calibration.safetensors").write_bytes(b"nothing")
     with pytest.raises(SettingError, match=r"method.importance: .*safetensors can't be read"):
         build_method("head_prune", importance=str(folder)).check(MODELS["llama"]())
+
+
+def written(folder: Path, clusters: list[list[int]] | None = None) -> Path:
+    """A calibration as `python -m chai_eval.calibrate` writes it."""
+    described = {"layout": 1, "model": {"name": "tiny", **identity(MODELS["llama"]())}}
+    calibration_folder.write_calibration(
+        folder, {**described, "presets": {"balanced": {"clusters": clusters}}}, TENSORS
+    )
+    return folder
+
+
+def test_damaged_tensors_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    file = written(tmp_path) / "calibration.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # still the file of a calibration, with another number in it
+    file.write_bytes(content)
+    said = r"^method\.importance: .*calibration\.safetensors: not what was written: .*; allowed: .*chai_eval\.calibrate"
+    with pytest.raises(SettingError, match=said):
+        build_method("head_prune", importance=str(tmp_path)).settings()
+    with pytest.raises(SettingError, match=said):
+        build_method("head_prune", importance=str(tmp_path)).check(MODELS["llama"]())
+
+
+def test_a_damaged_calibration_of_the_users_own_does_not_give_way_to_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHAI_EVAL_CACHE", str(tmp_path))
+    shipped = preset_runs("smollm2-balanced")
+    file = written(tmp_path / "calibration" / "smollm2", [[9, 17], [3, 13]]) / "calibration.json"
+    assert preset_runs("smollm2-balanced") == [[9, 17], [3, 13]] != shipped
+    file.write_text(file.read_text().replace("17", "16"))
+    with pytest.raises(
+        SettingError, match=r"^method\.clusters: .*calibration\.json: not what was written: .*; allowed: "
+    ):
+        preset_runs("smollm2-balanced")
+    assert "smollm2_mha-balanced" in calibrated_presets()
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2_mha"])
+def test_shipped_calibrations_have_checksums_which_leave_their_name_in_results_alone(name: str, tmp_path: Path) -> None:
+    folder = conf_dir() / "calibration" / name
+    described = json.loads((folder / "calibration.json").read_text())
+    tensors = (folder / "calibration.safetensors").read_bytes()
+    assert described.pop("files") == {"calibration.safetensors": hashlib.sha256(tensors).hexdigest()}
+    assert described.pop("checksum")
+    # Of both files, as it was before they had any.
+    both = [hashlib.sha256(each).digest() for each in (json.dumps(described, indent=1).encode() + b"\n", tensors)]
+    assert calibration(str(folder)).sha256 == hashlib.sha256(b"".join(both)).hexdigest()

@@ -205,3 +205,28 @@ def test_a_file_system_that_takes_no_files_is_a_wrong_setting() -> None:
         pytest.skip("needs a /proc file system")
     with pytest.raises(SettingError, match=r"^results_dir: "):
         check_writable(Path("/proc/self/results"))
+
+
+def test_a_result_that_was_set_aside_is_no_result_and_is_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(folder(tmp_path))
+    aside = folder(tmp_path).set_aside()
+    finish(folder(tmp_path))
+    again = folder(tmp_path).set_aside()
+    assert [path.name for path in (aside, again)] == ["chai-0123456789ab.damaged-1", "chai-0123456789ab.damaged-2"]
+    assert list_results(tmp_path) == []
+    assert main(["status", f"results_dir={tmp_path}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [f"set aside as damaged: {path}" for path in (aside, again)]
+
+
+@pytest.mark.parametrize("name", ["record.json", "samples.parquet"])
+def test_status_lists_a_damaged_result_as_unreadable_with_the_remedy(tmp_path: Path, name: str) -> None:
+    finish(folder(tmp_path))
+    path = folder(tmp_path).path / name
+    path.write_bytes(path.read_bytes().replace(b"1.0", b"0.5").replace(b"PAR1", b"PAR2"))
+    (listed,) = list_results(tmp_path)
+    assert (listed.state, listed.record) == ("unreadable", None)
+    assert "not what was written" in listed.detail
+    assert listed.detail.endswith("; the command that made it, given again, makes it anew")

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from chai_eval.checksum import DamagedError
 from chai_eval.errors import RunError
 from chai_eval.store import LAYOUT, read_fidelity, read_record, read_samples, write_fidelity, write_record
 
@@ -104,3 +107,51 @@ def test_fidelity_with_a_number_that_json_does_not_have_is_not_written(tmp_path:
     with pytest.raises(ValueError, match="JSON"):
         write_fidelity(tmp_path, {"asked": 2, "documents": 2, "perplexity": float("nan")}, SAMPLES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["record.json", "samples.parquet"]
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())
+
+
+def test_a_record_names_the_sha256_of_each_of_its_files(tmp_path: Path) -> None:
+    write_record(tmp_path, {"n_documents": 2, "metrics": {"acc": {"value": 0.5}}}, SAMPLES)
+    write_fidelity(tmp_path, {"asked": 2, "documents": 2}, SAMPLES)
+    names = ("samples.parquet", "fidelity.parquet")
+    assert on_disk(tmp_path)["files"] == {
+        name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in names
+    }
+
+
+def test_a_record_laid_out_anew_is_the_same_and_one_with_another_number_is_not(tmp_path: Path) -> None:
+    write_record(tmp_path, {"n_documents": 2, "metrics": {"acc": {"value": 0.5}}, "by": {10: "a", 9: "b"}}, SAMPLES)
+    whole, read = on_disk(tmp_path), read_record(tmp_path)
+    (tmp_path / "record.json").write_text(json.dumps(dict(reversed(whole.items()))))
+    assert read_record(tmp_path) == read
+    whole["metrics"]["acc"]["value"] = 0.25
+    (tmp_path / "record.json").write_text(json.dumps(whole))
+    with pytest.raises(DamagedError, match=r"record\.json: not a readable record \(not what was written"):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["files", "checksum"])
+def test_a_record_that_has_lost_one_of_its_checksums_is_damaged_rather_than_old(tmp_path: Path, lost: str) -> None:
+    write_record(tmp_path, {"n_documents": 2, "metrics": {"acc": {"value": 0.5}}}, SAMPLES)
+    whole = {name: value for name, value in on_disk(tmp_path).items() if name != lost}
+    (tmp_path / "record.json").write_text(json.dumps(whole))
+    with pytest.raises(DamagedError):
+        read_record(tmp_path)
+
+
+def test_what_could_not_be_checked_gets_no_checksum_by_adding_to_it(tmp_path: Path) -> None:
+    write_record(tmp_path, {"n_documents": 2, "metrics": {"acc": {"value": 0.5}}}, SAMPLES)
+    (tmp_path / "record.json").write_text(json.dumps(read_record(tmp_path)))
+    write_fidelity(tmp_path, {"asked": 2, "documents": 2}, SAMPLES)
+    assert on_disk(tmp_path).keys() == {"layout", "n_documents", "metrics", "fidelity"}
+    assert read_fidelity(tmp_path, 2) is not None
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"layout": 1, "n_documents": ' + "9" * 5000 + "}", "\udcff"], ids=len)
+def test_json_that_breaks_the_parser_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "record.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(DamagedError, match=r"^.*record\.json: not a readable record \([^\n]+$"):
+        read_record(tmp_path)
