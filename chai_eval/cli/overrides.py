@@ -115,7 +115,8 @@ def settings_of(overrides: Sequence[str]) -> Settings:
     for override in overrides:
         if override not in chosen and not override.startswith("+"):
             _refuse_unknown(override.split("=", 1)[0], known)
-    config = _compose([each for each in overrides if not each.startswith("hydra")], " ".join(overrides))
+    naming = " ".join(each.lstrip("+") for each in overrides)
+    config = _compose([each for each in overrides if not each.startswith("hydra")], naming)
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -130,7 +131,7 @@ def _completed(arguments: Sequence[str]) -> list[str]:
     path = given.get("path", given.get("model.path"))
     if path is None or "model" in given or LOCAL not in choices("model"):
         return list(arguments)
-    name = re.sub(r"[^\w.+-]+|^\W+", "_", Path(path.strip("'\"")).name)
+    name = re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^\w.+-]+", "_", Path(path.strip("'\"")).name))
     named = [] if "model.name" in given or "," in path or not name else [f"model.name='{name}'"]
     return [f"model={LOCAL}", *named, *arguments]
 
