@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from chai_eval.attention.cache import ClusteredCache, Remembered, adopt
-from chai_eval.attention.masks import Window
+from chai_eval.attention.masks import UnsupportedModel, Window
 from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows
 
@@ -154,6 +154,11 @@ def padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, 
     tokens = _input(kwargs)
     batch, length, device = tokens.shape[0], tokens.shape[1], tokens.device
     mask = kwargs.get("attention_mask")
+    if mask is not None and not isinstance(mask, Tensor):
+        raise UnsupportedModel(
+            "model: its masks are made before its layers are called, where how far back they look can't be read; "
+            "allowed: models that make them beside their layers, such as the text model inside it"
+        )
     cache = _given_cache(kwargs)
     if cache is None and _wants_cache(stack, kwargs):
         cache = kwargs[_cache_name(stack)] = ClusteredCache(layers)

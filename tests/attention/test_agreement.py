@@ -107,6 +107,13 @@ def test_a_model_whose_attention_is_something_else_is_refused_by_the_reason(
     assert "allowed: " in str(refused.value)
 
 
+def test_masks_that_are_made_before_the_layers_are_called_are_refused() -> None:
+    """As Gemma 3 does it around its text model: a mapping of masks, by kind of layer."""
+    model, tokens = tiny("llama"), requests([9])[0][None]
+    with take_over(model, own_scores), pytest.raises(UnsupportedModel, match="made before its layers are called"):
+        model.base_model(input_ids=tokens, attention_mask={"full_attention": None})
+
+
 def test_layers_that_see_a_part_of_the_pass_are_refused() -> None:
     """Gemma 4 leaves tokens out half way up, once only the last one's logits are asked for."""
     model = tiny("llama")
