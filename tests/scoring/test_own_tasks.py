@@ -276,7 +276,7 @@ def test_a_whole_run_on_a_folder_of_ones_own_and_a_sweep_over_examples(
     [
         ("include_path=/no/such", "include_path: '/no/such' given; allowed: a folder with task files"),
         ("include_path=[]x", "include_path: "),
-        ("include_path=[3]", "include_path: [3] given; allowed: a folder with task files"),
+        ("include_path=[3]", "include_path: '3' given; allowed: a folder with task files"),
         ("include_code=yes", "include_code: 'yes' given; allowed: true, false"),
         ("num_fewshot=-1", "num_fewshot: -1 given; allowed: a whole number from 0 up, or null"),
         ("num_fewshot=few", "num_fewshot: 'few' given"),
