@@ -63,7 +63,7 @@ class Calibration:
             Where the tensors are not those that it names.
         """
         said = hashlib.sha256(json.dumps(self.description, indent=1).encode() + b"\n")
-        return hashlib.sha256(said.digest() + bytes.fromhex(self._tensors)).hexdigest()
+        return hashlib.sha256(said.digest() + bytes.fromhex(self._checked[1])).hexdigest()
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file, on the CPU.
@@ -73,8 +73,7 @@ class Calibration:
         SettingError
             Where this calibration does not have it, or the file can't be read.
         """
-        assert self._tensors, "checked before it is read"
-        file = self.folder / TENSORS
+        file = self._checked[0]
         try:
             with safe_open(file, "pt") as opened:
                 if name in opened.keys():  # noqa: SIM118 - not a mapping
@@ -85,12 +84,13 @@ class Calibration:
         raise SettingError(f"{self.setting}: calibration {self.folder} has no {name}; {_made_by(made_for)}")
 
     @cached_property
-    def _tensors(self) -> str:
-        """Sha256 of the tensors, which have been checked."""
+    def _checked(self) -> tuple[Path, str]:
+        """The file of the tensors, which has been checked, and its sha256."""
+        file = self.folder / TENSORS
         try:
-            return self.document.check(self.folder, TENSORS)
+            return file, self.document.check(self.folder, TENSORS)
         except (DamagedError, OSError) as error:
-            raise _unreadable(self.setting, self.folder / TENSORS, error) from error
+            raise _unreadable(self.setting, file, error) from error
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a calibration that was made for another model.

@@ -53,7 +53,7 @@ def row(
     Raises
     ------
     RunError
-        Where the two results are not about the same documents.
+        Where the two results are not about the same documents, or one lacks what the other has.
     """
     metrics: Mapping[str, Any] = mha.record["metrics"]
     metric = primary if primary is not None and primary in metrics else next(iter(metrics))
@@ -63,6 +63,9 @@ def row(
     n = int(mha.record["n_documents"])
     if other is None:
         return Row(task, metric, n, value, percent=percent, paper=paper)
+    for each in (mha, other):  # one without checksums may be damaged
+        if metric not in each.record["metrics"] or "doc_hash" not in each.samples:
+            raise RunError(f"{each.folder.path} lacks {metric} or doc_hash; move the folder away to score again")
     if mha.samples["doc_hash"].tolist() != other.samples["doc_hash"].tolist():
         raise RunError(f"{task}: {mha.folder.path} and {other.folder.path} are not about the same documents")
     second = float(other.record["metrics"][metric]["value"])

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from chai_eval.errors import RunError
 from chai_eval.report.rows import brief, row
 
 WORDS = [10, 25, 40, 7]
@@ -51,6 +52,19 @@ def test_a_perplexity_over_documents_of_equal_weight_has_one_as_well() -> None:
     found = row("lambada_openai", None, *results, None)
     assert found.difference is not None
     assert found.difference.low <= found.difference.points <= found.difference.high
+
+
+@pytest.mark.parametrize("lost", ["doc_hash of the baseline", "doc_hash of the method", "metric of the method"])
+def test_a_result_that_lacks_what_a_row_needs_is_one_line(lost: str) -> None:
+    mha, chai = (result("acc", [1.0, 0.0, 1.0, 1.0], 0.75) for _ in range(2))
+    damaged = mha if lost.endswith("baseline") else chai
+    damaged.folder = SimpleNamespace(path="results/tiny/piqa/damaged")
+    if lost.startswith("doc_hash"):
+        damaged.samples = damaged.samples.rename(columns={"doc_hash": "doc_hasi"})
+    else:
+        damaged.record["metrics"] = {"abc": {"value": 0.75}}
+    with pytest.raises(RunError, match=r"^results/tiny/piqa/damaged lacks acc or doc_hash; move [^\n]+$"):
+        row("piqa", "acc", mha, chai, None)
 
 
 @pytest.mark.parametrize(
