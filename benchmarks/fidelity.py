@@ -140,7 +140,9 @@ def _write(
                 "settings": {"name": methods[label][0].name, **methods[label][0].settings()},
                 **plain(each),
                 "sequences": each.sequences,
-                "per_sequence": each.samples["divergence"].round(6).tolist(),
+                "per_sequence": [
+                    round(value, 6) if math.isfinite(value) else None for value in each.samples["divergence"]
+                ],
             }
             for label, each in found.items()
         },

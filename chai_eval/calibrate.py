@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import shlex
 import shutil
 import sys
@@ -188,9 +189,11 @@ def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
     description = read_document(folder / DESCRIPTION).content
     sys.stdout.write(f"{folder}\n")
     for name, preset in description["presets"].items():
-        served = preset["output_aware"]["divergence"]
+        chai, served = (
+            math.inf if each["divergence"] is None else each["divergence"] for each in (preset, preset["output_aware"])
+        )
         sys.stdout.write(
-            f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {preset['divergence']:.3f} under chai, "
+            f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {chai:.3f} under chai, "
             f"{served:.3f} under output_aware; clusters {preset['clusters']}\n"
         )
 

@@ -102,7 +102,7 @@ def test_record_and_row_have_what_the_comparison_of_the_first_documents_gives(
     samples = pd.read_parquet(folder(settings) / "fidelity.parquet")
     pd.testing.assert_frame_equal(samples, expected.samples, check_exact=True)
     assert list(samples.columns) == [
-        "doc_id", "tokens", "divergence", "agreement", "log_likelihood", "baseline_log_likelihood",
+        "doc_id", "tokens", "divergence", "agreement", "log_likelihood", "baseline_log_likelihood", "infinite_tokens",
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ class Choice:
         ]
 
     def description(self, divergences: Sequence[float]) -> dict[str, Any]:
-        """As `calibration.json` has it.
+        """As `calibration.json` has it: a divergence that is infinite as null.
 
         Parameters
         ----------
@@ -83,12 +84,12 @@ class Choice:
                 "clusters": runs(each.counts),
                 "kv_saving": round(each.saving, 6),
                 "predicted_divergence": round(each.divergence, 6),
-                "divergence": round(chai, 6),
+                "divergence": _rounded(chai),
                 "output_aware": {
                     "clusters": runs(each.served_counts),
                     "kv_saving": round(each.served_saving, 6),
                     "predicted_divergence": round(each.served_divergence, 6),
-                    "divergence": round(served, 6),
+                    "divergence": _rounded(served),
                 },
                 "rule": self.rule,
             }
@@ -105,6 +106,10 @@ class Choice:
             tensors[f"static_membership.{name}"] = each.static
             tensors[f"output_aware.{name}"] = each.serving
         return tensors
+
+
+def _rounded(divergence: float) -> float | None:
+    return round(divergence, 6) if math.isfinite(divergence) else None
 
 
 def choose(

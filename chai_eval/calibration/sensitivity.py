@@ -31,6 +31,7 @@ from chai_eval.calibration.progress import progress
 from chai_eval.checksum import DamagedError, read_document, sealed
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
+from chai_eval.scoring.divergence import kl_divergence
 
 log = logging.getLogger("chai_eval")
 
@@ -124,7 +125,7 @@ def divergences(
     with torch.enable_grad(), take_over(model, watched):
         logits = model(input_ids=sample[None].to(model.device), use_cache=False).logits[0]
         logarithms = logits.float().log_softmax(-1)
-        if not torch.isfinite(logits).all():
+        if not torch.isfinite(logits.amax(-1)).all():  # -inf alone rules a token out
             raise RunError("model: its predictions for the calibration text are not all finite; try dtype=float32")
         drawn = draw(logarithms.detach().exp().cpu()).to(logits.device)
         likelihood = logarithms.gather(1, drawn[:, None]).sum()
@@ -149,7 +150,7 @@ def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods:
     Returns
     -------
     list of float
-        Means over tokens, in nats.
+        Means over tokens, in nats; infinite where a method rules out a token that plain attention does not.
     """
     sums = torch.zeros(len(methods), dtype=torch.float64)
     for sample in samples:
@@ -158,7 +159,7 @@ def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods:
         for number, method in enumerate(methods):
             with method.applied(model):
                 other = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-            sums[number] += (stock.exp() * (stock - other)).sum(-1).double().sum().item()
+            sums[number] += kl_divergence(stock, other).double().sum().item()
     return (sums / sum(map(len, samples))).tolist()
 
 

@@ -69,8 +69,13 @@ def row(
     if mha.samples["doc_hash"].tolist() != other.samples["doc_hash"].tolist():
         raise RunError(f"{task}: {mha.folder.path} and {other.folder.path} are not about the same documents")
     second = float(other.record["metrics"][metric]["value"])
-    close = [((fidelity or {}).get(name) or {}).get("value") for name in ("divergence", "agreement")]
-    return Row(task, metric, n, value, second, _difference(metric, mha, other), percent, paper, *close)
+    close = fidelity or {}
+    divergence, agreement = ((close.get(name) or {}).get("value") for name in ("divergence", "agreement"))
+    infinite = int(close.get("infinite_tokens", 0))
+    return Row(
+        task, metric, n, value, second, _difference(metric, mha, other), percent, paper,
+        math.inf if infinite else divergence, agreement, infinite, close.get("tokens"),
+    )  # fmt: skip
 
 
 def describe(settings: Settings, loaded: LoadedModel, method: Method) -> Header:

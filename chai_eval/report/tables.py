@@ -36,6 +36,8 @@ class Row:
         KL(MHA ‖ method) of next-token distributions, in nats per token.
     agreement
         Share of tokens for which both predict the same most likely next token, from 0 to 1.
+    infinite_tokens, compared_tokens
+        For how many tokens the divergence is infinite, of how many; more than none make the row's infinite.
     """
 
     task: str
@@ -48,6 +50,8 @@ class Row:
     paper: float | None = None
     divergence: float | None = None
     agreement: float | None = None
+    infinite_tokens: int = 0
+    compared_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def render(header: Header, rows: Sequence[Row], stream: TextIO) -> None:
     """
     width = max((len(name) for name, _ in header.facts), default=0)
     facts = [f"{name.ljust(width)}  {text}" for name, text in header.facts]
-    _print(facts, *_cells(header, rows), stream, left=2)
+    notes = [_infinite(row.task, row) for row in rows if row.infinite_tokens]
+    _print(facts, *_cells(header, rows), stream, left=2, notes=notes)
 
 
 def render_sweep(runs: Sequence[tuple[str, Header, Sequence[Row]]], stream: TextIO) -> None:
@@ -74,12 +79,32 @@ def render_sweep(runs: Sequence[tuple[str, Header, Sequence[Row]]], stream: Text
     header = Header("", in_paper=any(each.in_paper for _, each, _ in runs))
     columns, lines = _cells(header, [row for _, _, rows in runs for row in rows], scores="score")
     labels = [label for label, _, rows in runs for _ in rows]
-    _print([], ["run", *columns], [[label, *line] for label, line in zip(labels, lines, strict=True)], stream, left=3)
+    labelled = [[label, *line] for label, line in zip(labels, lines, strict=True)]
+    notes = [_infinite(f"{label}, {row.task}", row) for label, _, rows in runs for row in rows if row.infinite_tokens]
+    _print([], ["run", *columns], labelled, stream, left=3, notes=notes)
 
 
-def _print(facts: Sequence[str], columns: list[str], lines: list[list[str]], stream: TextIO, *, left: int) -> None:
+def _infinite(where: str, row: Row) -> str:
+    """Why a row's divergence is infinite."""
+    return (
+        f"KL is infinite in {where}: for {row.infinite_tokens} of {row.compared_tokens} tokens the method rules out "
+        "(logit -inf) a next token that MHA does not"
+    )
+
+
+def _print(
+    facts: Sequence[str],
+    columns: list[str],
+    lines: list[list[str]],
+    stream: TextIO,
+    *,
+    left: int,
+    notes: Sequence[str] = (),
+) -> None:
+    """Print facts, the table, and notes below it."""
     if not stream.isatty():
-        stream.write("\n".join([*facts, "", *markdown(columns, lines, left=left)]).lstrip("\n") + "\n")
+        text = "\n".join([*facts, "", *markdown(columns, lines, left=left)]).lstrip("\n")
+        stream.write("".join(f"{each}\n" for each in [text, *([""] if notes else []), *notes]))
         stream.flush()
         return
     console = Console(file=stream, highlight=False)
@@ -94,6 +119,8 @@ def _print(facts: Sequence[str], columns: list[str], lines: list[list[str]], str
     # A terminal that is too narrow wraps a line; rich would cut figures out of it.
     console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), table).maximum)
     console.print(table)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
 
 
 def _cells(header: Header, rows: Sequence[Row], scores: str | None = None) -> tuple[list[str], list[list[str]]]:

@@ -12,6 +12,7 @@ from chai_eval.attention.passes import logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.methods.base import Method
 from chai_eval.methods.mha import MHA
+from chai_eval.scoring.divergence import kl_divergence
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, Document, PackedInput, ScoringRequest, Tokens, batches, packed_input
 from chai_eval.scoring.ranks import Ranks
@@ -23,6 +24,7 @@ LOGITS_BYTES = 1 << 28
 # Logits under plain attention, in bytes, that wait on the CPU while a method, put in once, runs over their passes.
 HELD_BYTES = 1 << 30
 MEANS = ("divergence", "agreement", "log_likelihood", "baseline_log_likelihood")
+INFINITE = "infinite_tokens"
 
 Row = dict[str, float]
 
@@ -63,7 +65,8 @@ def compare(
     Returns
     -------
     dict of list of dict
-        By method, for each sequence `tokens` (predicted ones), and the means over them that `Fidelity.samples` has.
+        By method, for each sequence `tokens` (predicted ones), the means over them that `Fidelity.samples` has, and
+        `infinite_tokens`: for how many of them the divergence is infinite.
     """
     ranks = ranks or Ranks()
     asked = [ScoringRequest(each[:1], each[1:]) for each in sequences]
@@ -137,8 +140,7 @@ def _compare(expected: Tensor, given: Tensor, target: Tensor) -> Tensor:
         true, ours = (each.to(given.device).float().log_softmax(-1) for each in (logits, ours))
         at = following.to(given.device)[:, None]
         values = [
-            # Below zero by rounding only.
-            (true.exp() * (true - ours)).sum(-1).clamp(min=0),
+            kl_divergence(true, ours),
             (true.argmax(-1) == ours.argmax(-1)).float(),
             ours.gather(1, at)[:, 0],
             true.gather(1, at)[:, 0],
@@ -148,4 +150,5 @@ def _compare(expected: Tensor, given: Tensor, target: Tensor) -> Tensor:
 
 
 def _means(values: Tensor) -> Row:
-    return {"tokens": values.shape[1], **dict(zip(MEANS, values.mean(1).tolist(), strict=True))}
+    infinite = int(values[MEANS.index("divergence")].isinf().sum())
+    return {"tokens": values.shape[1], **dict(zip(MEANS, values.mean(1).tolist(), strict=True)), INFINITE: infinite}

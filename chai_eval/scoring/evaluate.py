@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +179,7 @@ def score(
     Raises
     ------
     RunError
-        For logits that are not finite.
+        For logits that are not finite, or a metric that is not.
     """
     ranks = ranks or Ranks()
     # The same plan of batches for all, so that of the smallest device.
@@ -216,7 +217,7 @@ def score(
         return None  # nor has lm-eval given any results: it looks at the launcher's LOCAL_RANK
     return Scores(
         _samples(prepared.task, results["samples"][prepared.task_name]),
-        _metrics(results["results"][prepared.task_name]),
+        _metrics(prepared.task_name, results["results"][prepared.task_name]),
         {"batch_tokens": budget, "generation_batch": GENERATION_BATCH},
     )
 
@@ -258,14 +259,25 @@ def _number(value: Any) -> float | str:
     return float(value) if isinstance(value, (int, float)) or hasattr(value, "__float__") else json.dumps(value)
 
 
-def _metrics(results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """lm-eval's `{"acc,none": …, "acc_stderr,none": …}` as `{"acc": {"value": …, "stderr": …}}`."""
+def _metrics(task: str, results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """lm-eval's `{"acc,none": …, "acc_stderr,none": …}` as `{"acc": {"value": …, "stderr": …}}`.
+
+    Raises
+    ------
+    RunError
+        For a metric that is no finite number, which no record can hold.
+    """
     found: dict[str, dict[str, float | None]] = {}
     for entry, value in results.items():
         metric, _, kind = entry.partition(",")
         if not kind or metric.endswith("_stderr") or not isinstance(value, (int, float)):
             continue
-        stderr = results.get(f"{metric}_stderr,{kind}")
         name = metric if kind == "none" else f"{metric} ({kind})"
-        found[name] = {"value": float(value), "stderr": float(stderr) if isinstance(stderr, (int, float)) else None}
+        if not math.isfinite(value):
+            reason = "it has no value for them" if math.isnan(value) else "the model rules out (logit -inf) their text"
+            raise RunError(f"{task}: {name} of these documents is {value}: {reason}; allowed: a finite number")
+        stderr = results.get(f"{metric}_stderr,{kind}")
+        if not isinstance(stderr, (int, float)) or not math.isfinite(stderr):
+            stderr = None
+        found[name] = {"value": float(value), "stderr": None if stderr is None else float(stderr)}
     return found

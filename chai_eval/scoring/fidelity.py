@@ -19,12 +19,12 @@ from chai_eval.data.text import cut
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
-from chai_eval.scoring.compare import HELD_BYTES, LOGITS_BYTES, Row, compare, most_tokens
+from chai_eval.scoring.compare import HELD_BYTES, INFINITE, LOGITS_BYTES, Row, compare, most_tokens
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over sequences with its 95 % interval: Student's; nan where all sequences have the same value."""
+    """A mean over sequences with its 95 % interval: Student's; nan where all values are the same, or one infinite."""
 
     value: float
     low: float
@@ -38,16 +38,18 @@ class Fidelity:
     Attributes
     ----------
     divergence : Mean
-        KL(MHA ‖ method) of next-token distributions, in nats per token.
+        KL(MHA ‖ method) of next-token distributions, in nats per token; infinite where it is at any token.
     agreement : Mean
         Share of tokens for which both predict the same most likely next token.
     perplexity, baseline_perplexity : float
         Of the method and of plain attention.
     tokens, sequences : int
         How many were compared; every token but each sequence's first is predicted.
+    infinite_tokens : int
+        For how many of them the divergence is infinite: the method rules out a token that plain attention does not.
     samples : DataFrame
         One row a sequence: `tokens`, `divergence`, `agreement`, `log_likelihood`, `baseline_log_likelihood`, means
-        over its tokens.
+        over its tokens, and `infinite_tokens`.
     """
 
     divergence: Mean
@@ -56,6 +58,7 @@ class Fidelity:
     baseline_perplexity: float
     tokens: int
     sequences: int
+    infinite_tokens: int
     samples: pd.DataFrame
 
 
@@ -129,7 +132,8 @@ def summary(samples: pd.DataFrame) -> Fidelity:
     """Means over sequences, from one row for each as `Fidelity.samples` has them."""
     weights = samples["tokens"]
     likelihoods = [np.average(samples[name], weights=weights) for name in ("log_likelihood", "baseline_log_likelihood")]
-    perplexity, baseline = (math.exp(-each) for each in likelihoods)
+    with np.errstate(over="ignore"):  # infinite then
+        perplexity, baseline = (float(np.exp(-each)) for each in likelihoods)
     return Fidelity(
         divergence=_mean(samples["divergence"].to_numpy(dtype=float), 0, math.inf),
         agreement=_mean(samples["agreement"].to_numpy(dtype=float), 0, 1),
@@ -137,12 +141,17 @@ def summary(samples: pd.DataFrame) -> Fidelity:
         baseline_perplexity=baseline,
         tokens=int(weights.sum()),
         sequences=len(samples),
+        infinite_tokens=int(np.sum(samples.get(INFINITE, 0))),
         samples=samples,
     )
 
 
 def plain(found: Fidelity) -> dict[str, Any]:
-    """A comparison as plain JSON values, which have no nan: null where there is no interval."""
+    """A comparison as plain JSON values, which have neither nan nor infinity.
+
+    Null for a bound where there is no interval, for a perplexity that is infinite, and for a divergence that is, which
+    `infinite_tokens` beside it then says of how many tokens.
+    """
 
     def number(value: float) -> float | None:
         return value if math.isfinite(value) else None
@@ -152,10 +161,13 @@ def plain(found: Fidelity) -> dict[str, Any]:
         **{name: {key: number(value) for key, value in asdict(mean).items()} for name, mean in means.items()},
         "perplexity": number(found.perplexity),
         "baseline_perplexity": number(found.baseline_perplexity),
+        **({INFINITE: found.infinite_tokens} if found.infinite_tokens else {}),
     }
 
 
 def _mean(values: NDArray[np.float64], low: float, high: float) -> Mean:
+    if not np.isfinite(values).all():
+        return Mean(float(values.mean()), math.nan, math.nan)
     found = DescrStatsW(values)
     # Values that are all the same have no spread to judge by; a point would claim certainty.
     if np.ptp(values) == 0:

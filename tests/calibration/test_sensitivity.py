@@ -128,6 +128,25 @@ def test_divergences_of_whole_methods_are_those_of_loops() -> None:
     assert true_divergences(model, samples, methods) == pytest.approx([0, whole], rel=1e-3, abs=1e-6)
 
 
+def test_tokens_that_are_ruled_out_under_every_method_change_no_divergence() -> None:
+    model = MODELS["llama"]()
+    gone = [0, 1, VOCABULARY - 1]
+    model.lm_head.register_forward_hook(
+        lambda module, args, logits: logits.index_fill(-1, torch.tensor(gone), -torch.inf)
+    )
+    samples = requests([12, 20])
+    counts = [3, HEADS, 5]
+    stock, clustered = (looped_logits(model, samples, chai_loop(each)) for each in ([HEADS] * LAYERS, counts))
+    kept = [token for token in range(VOCABULARY) if token not in gone]
+    pairs = [(a[:, kept].log_softmax(-1), b[:, kept].log_softmax(-1)) for a, b in zip(stock, clustered, strict=True)]
+    whole = sum((a.exp() * (a - b)).sum().item() for a, b in pairs) / 32
+    assert true_divergences(model, samples, [build_method("chai", clusters=counts)]) == pytest.approx([whole], rel=1e-3)
+    serving = torch.zeros(LAYERS, HEADS, HEADS, dtype=torch.int64)
+    foretold = divergences(model, samples[0], serving, 5, lambda likely: likely.argmax(-1))
+    assert torch.isfinite(torch.stack(foretold)).all()
+    assert (foretold[1] > 0).any()
+
+
 def test_predictions_that_are_no_numbers_are_said_in_one_line() -> None:
     model = MODELS["llama"]()
     with torch.no_grad():

@@ -94,6 +94,7 @@ def test_shares_of_documents_keep_their_own_interval() -> None:
         (None, (None, None)),
         ({"divergence": {"value": 0.25}, "agreement": {"value": 0.5}}, (0.25, 0.5)),
         ({"divergence": {"value": None}, "agreement": {"value": 0.5}}, (None, 0.5)),
+        ({"divergence": {"value": None}, "agreement": {"value": 0.5}, "infinite_tokens": 2}, (math.inf, 0.5)),
     ],
 )
 def test_a_row_has_the_fidelity_of_the_record(fidelity: Any, expected: tuple[float | None, float | None]) -> None:

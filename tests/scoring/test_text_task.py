@@ -12,13 +12,14 @@ import datasets
 import lm_eval
 import numpy as np
 import pytest
+import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from chai_eval.errors import SettingError
+from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.resources import tasks_dir
@@ -158,3 +159,14 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, content: bytes, 
     with pytest.raises(SettingError, match=rf"^text: .*{said}") as caught:
         load_task("text", text=str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_text_that_the_model_rules_out_has_no_perplexity_and_one_line_says_so(tmp_path: Path) -> None:
+    model, tokenizer = load_model("tiny_llama_random", device="cpu")
+    (tmp_path / "a.txt").write_text("One passage of words.\n\nAnother.\n")
+    prepared = prepare(load_task("text", text=str(tmp_path / "a.txt")), limit=None, seed=1)
+    (*_, letter) = tokenizer("w")["input_ids"]
+    gone = torch.tensor(letter)
+    model.lm_head.register_forward_hook(lambda module, args, logits: logits.index_fill(-1, gone, -math.inf))
+    with pytest.raises(RunError, match=r"^text: byte_perplexity of these documents is inf: the model rules out"):
+        score(model, tokenizer, build_method("mha"), prepared, progress=False)
