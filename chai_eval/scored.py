@@ -135,6 +135,8 @@ def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared:
         "task": {"name": prepared.task_name, "config": prepared.config_hash, "prompts": prepared.prompts_hash},
         "limit": settings.task.limit,
         "seed": settings.seed,
+        # Only where it is not as it was before one could choose: results from then keep their keys.
+        **({"scoring": settings.scoring} if settings.scoring != "packed" else {}),
         "versions": {package: found[package] for package in KEY_PACKAGES},
         "code": loaded.code.version(*SCORER, type(method).__module__),
     }
@@ -166,6 +168,7 @@ def _score(
                 loaded.tokenizer,
                 method,
                 prepared,
+                scoring=settings.scoring,
                 batch_tokens=settings.batch_tokens,
                 journal=journal,
                 ranks=ranks,

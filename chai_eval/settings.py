@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SOURCES = ("auto", "local", "hub")
 WEIGHTS = ("pretrained", "random")
+SCORINGS = ("packed", "decode")
 # What NumPy, which lm-eval seeds too, takes.
 LARGEST_SEED = 2**32 - 1
 
@@ -125,6 +126,8 @@ class Settings:
     ----------
     seed
         Seed of whatever a task draws (few-shot examples).
+    scoring
+        `packed`: requests in packed rows; `decode`: contexts at once, continuations token by token through the cache.
     batch_tokens
         Tokens in one batch; None leaves it to the memory there is. Changes no score.
     fidelity
@@ -137,6 +140,7 @@ class Settings:
     method: MethodSettings
     task: TaskSettings = TaskSettings()
     seed: int = 1234
+    scoring: str = "packed"
     batch_tokens: int | None = None
     fidelity: int | None = 25
     results_dir: Path = Path("results")
@@ -160,6 +164,7 @@ class Settings:
             **self.task.included.as_config(),
             **self.task.prompts.as_config(),
             "seed": self.seed,
+            "scoring": self.scoring,
             "batch_tokens": self.batch_tokens,
             "fidelity": self.fidelity,
             "measure": None if self.measure is None else self.measure.as_config(),
@@ -192,6 +197,7 @@ def parse_settings(config: Mapping[str, Any]) -> Settings:
             prompts=parse_prompts(top),
         ),
         seed=top.integer("seed", minimum=0, maximum=LARGEST_SEED) or 0,
+        scoring=top.one_of("scoring", SCORINGS),
         batch_tokens=top.integer("batch_tokens", minimum=1, optional=True),
         fidelity=top.integer("fidelity", minimum=0, optional=True),
         results_dir=Path(top.text("results_dir") or ".").expanduser(),

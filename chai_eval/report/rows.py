@@ -91,6 +91,7 @@ def describe(settings: Settings, loaded: LoadedModel, method: Method) -> Header:
         ("method", method.name + options),
         ("documents", documents),
         *((("prompts", ", ".join(prompts)),) if prompts else ()),
+        *((("scoring", "decode: token by token through the cache"),) if settings.scoring == "decode" else ()),
         ("results", str(settings.results_dir / model.name)),
     )
     return Header(method.name, facts, in_paper=model.paper is not None)

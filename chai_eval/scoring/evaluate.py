@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from chai_eval.errors import RunError
 from chai_eval.methods.base import Method
 from chai_eval.scoring.chat import chat_template
+from chai_eval.scoring.decode import DecodedLM
 from chai_eval.scoring.examples import set_examples
 from chai_eval.scoring.hashes import content_hash
 from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored
@@ -153,6 +154,7 @@ def score(
     method: Method,
     prepared: PreparedTask,
     *,
+    scoring: str = "packed",
     batch_tokens: int | None = None,
     journal: Scored | None = None,
     progress: bool = True,
@@ -164,8 +166,10 @@ def score(
     ----------
     model : PreTrainedModel
         As loaded; the method is put in and taken out here.
+    scoring : "packed" or "decode"
+        Requests in packed rows, or contexts at once and their continuations token by token through the cache.
     batch_tokens : int or None
-        Most tokens in a forward pass; None chooses by the device.
+        Most tokens in a forward pass, those in the cache included; None chooses by the device.
     journal : Scored or None
         Requests found there are not scored again, and those scored are added.
     ranks : Ranks or None
@@ -185,7 +189,7 @@ def score(
     # The same plan of batches for all, so that of the smallest device.
     budget = min(ranks.gather(batch_tokens or default_batch_tokens(model)))
     with method.applied(model):
-        lm = PackedLM(
+        lm = (DecodedLM if scoring == "decode" else PackedLM)(
             model,
             tokenizer,
             method,

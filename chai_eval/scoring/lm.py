@@ -25,7 +25,7 @@ from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import pad_embedded
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.generation import generation_batches, is_sampled, stops
-from chai_eval.scoring.pack import Batch, ScoringRequest, batches, documents, packed_input
+from chai_eval.scoring.pack import ScoringRequest, batches, documents, packed_input
 from chai_eval.scoring.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,14 @@ class Scored(Protocol):
 
     def append_many(self, entries: Iterable[tuple[str, Any]]) -> None:
         """Keep entries, so that they outlive the process."""
+
+
+class Together(Protocol):
+    """Requests that are scored together."""
+
+    @property
+    def requests(self) -> list[int]:
+        """Their numbers."""
 
 
 class InMemory:
@@ -134,8 +142,7 @@ class PackedLM(HFLM):
         ]
         self._warn_of_cut(sum(len(context) + len(ending) > self.max_length + 1 for _, context, ending in requests))
         keys = [_tokens_key(request) for request in asked]
-        rows = documents(asked, self.method.shared_context, self.batch_tokens, self._rotary.alike)
-        plan = batches(rows, self.batch_tokens, self._rotary.alike)
+        plan = self._plan(asked)
         waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
         left = sum(len(batch.requests) for batch in waiting)
         with self._bar(len(asked), len(asked) - left) as bar:
@@ -145,8 +152,13 @@ class PackedLM(HFLM):
         found = [self.journal.get(key) for key in keys]
         return [(float(loglikelihood), bool(greedy)) for loglikelihood, greedy in found]
 
+    def _plan(self, asked: Sequence[ScoringRequest]) -> Sequence[Together]:
+        """Which requests are scored together: by the requests and the budget alone."""
+        rows = documents(asked, self.method.shared_context, self.batch_tokens, self._rotary.alike)
+        return batches(rows, self.batch_tokens, self._rotary.alike)
+
     @torch.inference_mode()
-    def _score(self, batch: Batch, asked: Sequence[ScoringRequest]) -> list[tuple[int, list[Any]]]:
+    def _score(self, batch: Any, asked: Sequence[ScoringRequest]) -> list[tuple[int, list[Any]]]:
         """Score one pass: for each request its log-likelihood and whether it is what greedy decoding gives."""
         packed = packed_input(batch, asked)
         device = self.device
