@@ -6,7 +6,6 @@ longer than every window of the config, so that a window that gets lost is seen.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 from chai_eval.attention.clustered import full_attention
 from chai_eval.attention.inject import attention_layers, attention_shape, take_over
 from chai_eval.attention.masks import UnsupportedModel, Window
-from chai_eval.attention.passes import CACHE_NAMES, ForwardPass, Layer, Takeover, logits_at
+from chai_eval.attention.passes import CACHE_NAMES, ForwardPass, Layer, Takeover, keeping, logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.attention.rows import Rows
 
@@ -130,7 +129,7 @@ class _Texts:
         found, start = [], 0
         for stop in (ids.shape[1] - DECODED, ids.shape[1] - 1, ids.shape[1]):
             given = {"input_ids": ids[:, start:stop], "attention_mask": mask[:, :stop], "use_cache": True}
-            out = model(**given, **cache, **_keep(model, 1))  # as `generate` asks
+            out = model(**given, **cache, **keeping(model, 1))  # as `generate` asks
             name = next(name for name in CACHE_NAMES if name in out)
             cache, start = {name: out[name]}, stop
             found.append(out.logits[:, -1])
@@ -172,12 +171,8 @@ class _Texts:
 def _logits(model: PreTrainedModel, last: int, **given: Any) -> Tensor:
     """Logits of the last tokens `[batch, tokens, vocabulary]`, of a model that forgot the passes before."""
     rotary_lengths(model).forget()
-    logits: Tensor = model(**given, **_keep(model, last)).logits
+    logits: Tensor = model(**given, **keeping(model, last)).logits
     return logits[:, -last:]
-
-
-def _keep(model: PreTrainedModel, last: int) -> dict[str, int]:
-    return {"logits_to_keep": last} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def _check_shapes(model: PreTrainedModel, handle: Takeover) -> None:

@@ -211,7 +211,18 @@ def logits_at(model: PreTrainedModel, places: Tensor, **given: Any) -> Tensor:
     -------
     Tensor [n, vocabulary]
     """
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        return model(**given).logits[0].index_select(0, places)
-    logits: Tensor = model(**given, logits_to_keep=places).logits[0]
-    return logits
+    kept = keeping(model, places)
+    logits: Tensor = model(**given, **kept).logits[0]
+    return logits if kept else logits.index_select(0, places)
+
+
+def keeping(model: PreTrainedModel, wanted: int | Tensor) -> dict[str, int | Tensor]:
+    """What to call a model with for the logits of its last tokens, or of some, alone; nothing where it can't leave any.
+
+    Parameters
+    ----------
+    wanted : int or Tensor [n], int64
+        How many of the last, or which.
+    """
+    known = inspect.signature(model.forward).parameters
+    return {"logits_to_keep": wanted} if "logits_to_keep" in known else {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from chai_eval.attention.passes import CACHE_NAMES
+from chai_eval.attention.passes import CACHE_NAMES, keeping
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest, Tokens
@@ -128,13 +128,14 @@ class _Cached:
         tokens = torch.tensor([[0] * (width - len(each)) + list(each) for each in contexts])
         real = [[0] * (width - len(each)) + [1] * len(each) for each in contexts]
         self._mask = torch.tensor(real, device=model.device)
+        self._tokens = torch.empty(len(contexts), 0, dtype=torch.int64, device=model.device)  # all fed so far
         self.log_probabilities = self._fed(tokens.to(model.device))
 
     def keep(self, rows: list[int]) -> None:
         """Go on with some of the rows, one of them as often as it is named."""
         if rows != list(range(len(self._mask))):
             index = torch.tensor(rows, device=self._mask.device)
-            self._mask = self._mask[index]
+            self._mask, self._tokens = self._mask[index], self._tokens[index]
             for cache in self._cache.values():
                 cache.batch_select_indices(index)
 
@@ -151,18 +152,13 @@ class _Cached:
         return list(zip(self.log_probabilities[of, token].tolist(), best.tolist(), strict=True))
 
     def _fed(self, tokens: Tensor) -> Tensor:
-        position = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        given = {
-            "input_ids": tokens,
-            "attention_mask": self._mask,
-            "position_ids": position,
-            "use_cache": True,
-            "logits_to_keep": 1,
-            **self._cache,
-        }
-        out = self._model(**given)
+        self._tokens = torch.cat([self._tokens, tokens], dim=1)
+        position = (self._mask.cumsum(1) - 1).clamp(min=0)
+        whole = {"input_ids": self._tokens, "attention_mask": self._mask, "position_ids": position}
+        new = {"input_ids": tokens, "position_ids": position[:, -tokens.shape[1] :]}
+        out = self._model(**{**whole, **new}, use_cache=True, **keeping(self._model, 1), **self._cache)
         name = next(name for name in CACHE_NAMES if name in out)  # the newest that this version knows
         self._cache = {name: out[name]}
         found = out.logits[:, -1].log_softmax(-1, dtype=torch.float32)  # as for packed rows
-        check_finite(self._model, given, found.amax(-1))
+        check_finite(self._model, {**whole, "use_cache": False}, found.amax(-1))
         return found
