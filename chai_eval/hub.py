@@ -32,14 +32,16 @@ def unreachable() -> str | None:
     from huggingface_hub import constants, get_session, is_offline_mode
 
     if is_offline_mode():
-        return "HF_HUB_OFFLINE is set"
+        return "offline mode is on (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)"
+    late = f"{constants.ENDPOINT} gives no answer within {PATIENCE:g} s (HF_HUB_ETAG_TIMEOUT sets another time)"
     answers: SimpleQueue[str | None] = SimpleQueue()
 
     def ask() -> None:
         try:
             get_session().head(f"{constants.ENDPOINT}/robots.txt", timeout=PATIENCE)
         except Exception as error:  # the client's libraries each have errors of their own
-            answers.put(f"{constants.ENDPOINT}: {' '.join(str(error).split())[:200] or type(error).__name__}")
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+            answers.put(late if "Timeout" in type(error).__name__ else f"{constants.ENDPOINT}: {said}")
         else:
             answers.put(None)
 
@@ -48,7 +50,7 @@ def unreachable() -> str | None:
     try:
         return answers.get(timeout=PATIENCE + 0.25)
     except Empty:
-        return f"{constants.ENDPOINT} gives no answer within {PATIENCE:g} s"
+        return late
 
 
 @contextmanager

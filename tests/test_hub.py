@@ -113,7 +113,7 @@ def test_a_hub_that_keeps_silent_is_out_of_reach(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hub_module, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert unreachable() is not None
+        assert "gives no answer within 0.1 s" in (unreachable() or "")
 
 
 def test_a_name_that_is_looked_up_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_name_that_is_looked_up_for_ever_is_not_waited_for(monkeypatch: pytest
 def test_offline_mode_asks_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     at(monkeypatch, f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert unreachable() == "HF_HUB_OFFLINE is set"
+    assert "offline mode is on" in (unreachable() or "")
     assert server.asked == []
 
 
