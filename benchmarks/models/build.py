@@ -44,6 +44,13 @@ SIZES: dict[str, Any] = {
          "shared_experts_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size",
          "router_hidden_size"), 32,
     ),
+    # State spaces: heads times head dimension is twice the hidden size.
+    **dict.fromkeys(("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"), 8),
+    **dict.fromkeys(
+        ("mamba_d_head", "mamba_headdim", "mamba_head_dim", "mamba_d_state", "state_size", "ssm_state_size",
+         "chunk_size", "mamba_chunk_size"), 16,
+    ),
+    "mamba_d_ssm": 128,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"), 1),
@@ -85,6 +92,12 @@ INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, 
 # What a type needs besides.
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    "blt": {
+        "encoder_hash_byte_group_vocab": VOCABULARY,
+        "global_config": {"hidden_size": 128, "head_dim": 32},
+        "decoder_config": {"hidden_size_global": 128},
+        "encoder_config": {"hidden_size_global": 128},
+    },
     "codegen": {"rotary_dim": 8},
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0},
@@ -93,9 +106,15 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "layer_types": SLIDING,
         "rope_parameters": {name: {**ROPE, "mrope_section": [4, 2, 2]} for name in SLIDING},
     },
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}, "ffn_config": {"ffn_hidden_size": 96}},
-    "dots3_note": {"text_config": {"per_layer_config": {}}},
-    "dots3_note_text": {"per_layer_config": {}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 96},
+    },
+    "dots3_note": {
+        "vision_config": {"per_layer_config": {}, "adapter_in_dim": 64, "adapter_out_dim": 64},
+        "audio_config": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    },
+    "dots3_note_text": {"per_layer_config": {}, "head_dim": 16},
     "gemma3n_text": {"num_kv_shared_layers": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gptj": {"rotary_dim": 8},
@@ -158,6 +177,15 @@ def _fields(default: PretrainedConfig, window: int) -> dict[str, Any]:
 
 
 def small_model(kind: str, window: int = WINDOW) -> PreTrainedModel:
+    """A model of `small_config` with random weights, the same at every call, in float32.
+
+    Raises
+    ------
+    Exception
+        Whatever transformers raises where the type can't be built so.
+    ValueError
+        Where it isn't small: a field of the config stands neither in `SIZES` nor in `SPECIAL`.
+    """
     config = small_config(kind, window)
     with torch.device("meta"):
         size = sum(each.numel() for each in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())

@@ -1,4 +1,4 @@
-"""What a model says under a method that changes nothing, beside what it says as it is: alone, padded, packed, cached."""
+"""What a model says under a method that changes nothing, beside what the stock model says of each text alone."""
 
 from __future__ import annotations
 
@@ -218,8 +218,9 @@ def _texts(asked: Reference) -> list[Tensor]:
     return asked.by_token
 
 
+ALONE = Mode("alone", _plain, _texts, difference)
 MODES = (
-    Mode("alone", _plain, _texts, difference),
+    ALONE,
     Mode("padded left", _padded_left, _texts, difference),
     Mode("padded right", _padded_right, _texts, difference),
     Mode("packed", _packed, lambda asked: asked.scored, difference, stock=False),

@@ -51,8 +51,11 @@ def _how() -> str:
 def _table(verdict: str, found: Sequence[Verdict]) -> str:
     if verdict == RIGHT:
         lines = [[each.kind, each.model, _bounds(each), *_largest(each), _notes(each)] for each in found]
-        return "\n".join(markdown(["type", "model", "looks back", "largest difference", "in", "but"], lines))
-    return "\n".join(markdown(["type", "model", "why"], [[each.kind, each.model, _cell(each.why)] for each in found]))
+        columns = ["type", "model", "looks back", "largest difference", "in", "but"]
+    else:
+        lines = [[each.kind, each.model, _cell(each.why)] for each in found]
+        columns = ["type", "model", "why"]
+    return "\n".join(markdown(columns, lines, left=len(columns)))
 
 
 def _bounds(each: Verdict) -> str:
@@ -60,7 +63,7 @@ def _bounds(each: Verdict) -> str:
 
 
 def _largest(each: Verdict) -> list[str]:
-    worst, where = max((off, f"{method}, {mode}") for method, mode, off in each.differences)
+    worst, where = max((off, f"{method} {mode}") for method, mode, off in each.differences)
     return [f"{worst:.0e}", where]
 
 

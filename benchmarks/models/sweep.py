@@ -41,6 +41,7 @@ def _apart(
     process.start()
     sending.close()
     try:
+        receiving.recv()  # its time begins when it does: the first waits until everything is imported
         if receiving.poll(seconds):
             return receiving.recv()
         return Verdict(kind, reason=f"no answer in {seconds:.0f} s")
@@ -59,6 +60,7 @@ def _child(sending: Connection, judged: Callable[[str], Verdict], kind: str) -> 
 
     import torch
 
+    sending.send("begun")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

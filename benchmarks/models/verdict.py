@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks.models.build import POSITIONS, small_model, windows
-from benchmarks.models.compare import METHODS, MODES, Mode, Reference, difference, largest, reference
+from benchmarks.models.compare import ALONE, METHODS, MODES, Mode, Reference, difference, largest, reference
 from chai_eval.errors import SettingError
 
 # Largest difference of log-probabilities that is rounding. Single precision leaves a hundredth of it.
@@ -62,6 +63,8 @@ class Verdict:
     outcomes : dict of method to Outcome
     reason : str
         Why it couldn't be built, or what failed.
+    unbuilt : bool
+        It couldn't be built, or the stock model can't be asked.
     """
 
     kind: str
@@ -124,56 +127,69 @@ def outcome(name: str, model: PreTrainedModel, asked: Reference) -> Outcome:
     except Exception as error:
         return Outcome(FAILED, reason=f"check: {where(error)}")
     differences: dict[str, float] = {}
-    reasons, notes = [], []
+    reasons: list[str] = []
+    notes: list[str] = []
     for mode in MODES:
+        stock = _Stock(mode, model, asked)
         try:
             with torch.no_grad(), method.applied(model):
                 found = mode.run(model, asked)
         except Exception as error:
-            if mode.stock and (stock := _stock_fails(mode, model, asked)):
-                notes.append(f"{mode.name}: the stock model can't ({stock})")
+            if stock.error:
+                notes.append(f"{mode.name}: the stock model can't ({stock.error})")
             else:
                 reasons.append(f"{mode.name}: {where(error)}")
             continue
         off = largest(mode, found, mode.expected(asked))
-        if off > TOLERANCE and mode.stock and (own := _stock(mode, model, asked)) is not None:
-            theirs = largest(mode, own, mode.expected(asked))
-            from_theirs = max(map(difference, found, own))
-            if theirs > TOLERANCE and from_theirs <= TOLERANCE:
-                notes.append(f"{mode.name}: as the stock model, which is {theirs:.1g} from what it says alone")
-                off = from_theirs
-            elif theirs > TOLERANCE:
-                notes.append(f"{mode.name}: the stock model is {theirs:.1g} from what it says alone")
+        if off > TOLERANCE and stock.off > TOLERANCE:
+            # What it says then is the model's own affair (some can't be told where padded texts begin).
+            notes.append(f"{mode.name}: the stock model is off by {stock.off:.1g} too")
+            off = max(map(difference, found, stock.found))
         differences[mode.name] = off
     wrong = max(differences.values(), default=0.0) > TOLERANCE
     return Outcome(FAILED if reasons else WRONG if wrong else RIGHT, differences, "; ".join(reasons), notes)
 
 
-def _stock(mode: Mode, model: PreTrainedModel, asked: Reference) -> list[torch.Tensor] | None:
-    """What the stock model gives in a mode; None where it can't."""
-    try:
-        with torch.no_grad():
-            return mode.run(model, asked)
-    except Exception:
-        return None
+class _Stock:
+    """What the stock model itself says in a mode, asked only where a method says something else."""
 
+    def __init__(self, mode: Mode, model: PreTrainedModel, asked: Reference) -> None:
+        self._mode, self._model, self._asked = mode, model, asked
 
-def _stock_fails(mode: Mode, model: PreTrainedModel, asked: Reference) -> str:
-    try:
-        with torch.no_grad():
-            mode.run(model, asked)
-    except Exception as error:
-        return line(error)
-    return ""
+    @cached_property
+    def _ran(self) -> tuple[list[torch.Tensor], str]:
+        if not self._mode.stock:
+            return [], ""
+        try:
+            with torch.no_grad():
+                return self._mode.run(self._model, self._asked), ""
+        except Exception as error:
+            return [], line(error)
+
+    @property
+    def found(self) -> list[torch.Tensor]:
+        """What came out; nothing where it can't be run so."""
+        return self._ran[0]
+
+    @property
+    def error(self) -> str:
+        """Why it can't be run so; empty where it can, or where only methods run so."""
+        return self._ran[1]
+
+    @property
+    def off(self) -> float:
+        """How far that is from what it says of each text alone."""
+        return largest(self._mode, self.found, self._mode.expected(self._asked)) if self.found else 0.0
 
 
 def _bounds(kind: str, model: PreTrainedModel, asked: Reference) -> list[str]:
-    """Windows that change what the stock model says of these texts: the same model with wide ones says something else."""
+    """Windows that change what the stock model says of these texts: with wide ones the same model says otherwise."""
     names = windows(model.config)
     if not names:
         return []
-    wide = reference(small_model(kind, window=POSITIONS))
-    return names if max(map(difference, wide.by_token, asked.by_token)) > TOLERANCE else []
+    with torch.no_grad():
+        wide = ALONE.run(small_model(kind, window=POSITIONS), asked)
+    return names if largest(ALONE, wide, asked.by_token) > TOLERANCE else []
 
 
 def line(error: Exception) -> str:
@@ -183,5 +199,6 @@ def line(error: Exception) -> str:
 
 def where(error: Exception) -> str:
     """An error in one line, with the place in the code."""
-    last = traceback.extract_tb(error.__traceback__)[-3:]
-    return f"{line(error)} ({' < '.join(f'{Path(each.filename).name}:{each.lineno} {each.name}' for each in last[::-1])})"
+    last = traceback.extract_tb(error.__traceback__)[:-4:-1]
+    places = " < ".join(f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in last)
+    return f"{line(error)} ({places})"
