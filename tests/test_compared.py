@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -318,3 +319,22 @@ def test_finished_results_are_shown_where_nothing_can_be_written_and_only_they(
     assert main([*given, "task=piqa", "measure=latency"], session=session) == 2
     assert capsys.readouterr().err.startswith(line)
     assert sorted(settings.results_dir.rglob("*")) == before
+
+
+def test_a_run_through_the_cache_is_another_result_with_the_same_scores_and_says_so(
+    settings: Settings, session: Session
+) -> None:
+    packed = ended(settings, session)
+    decoded = ended(replace(settings, scoring="decode"), session)
+    assert ("scoring", "decode: token by token through the cache") in decoded.header.facts
+    assert "scoring" not in dict(packed.header.facts)
+    for method in ("mha", "chai"):
+        folders = list(settings.results_dir.glob(f"tiny_llama_random/piqa/{method}-*"))
+        found = {record["config"]["scoring"]: path for path in folders if (record := read_record(path)) is not None}
+        assert len(folders) == 2
+        first, second = (
+            np.concatenate(pd.read_parquet(found[scoring] / "samples.parquet")["loglikelihoods"].tolist())
+            for scoring in ("packed", "decode")
+        )
+        # float32; a choice of a few dozen tokens sums as many roundings of about 1e-6.
+        np.testing.assert_allclose(second, first, atol=1e-4, rtol=0)

@@ -83,6 +83,7 @@ CHANGES = {
     "limit": lambda: key(replace(settings(), task=TaskSettings(limit=3))),
     "no limit": lambda: key(replace(settings(), task=TaskSettings(limit=None))),
     "seed": lambda: key(replace(settings(), seed=1)),
+    "scoring through the cache": lambda: key(replace(settings(), scoring="decode")),
 }
 
 
@@ -132,6 +133,12 @@ SAME = {
 @pytest.mark.parametrize("change", SAME)
 def test_what_changes_no_number_keeps_the_key(change: str) -> None:
     assert SAME[change]() == key()
+
+
+def test_scoring_in_packed_rows_has_no_say_in_the_key() -> None:
+    given = settings()
+    parts = key_parts(given, loaded(), build_method("chai", **given.method.options), Prepared())  # type: ignore[arg-type]
+    assert set(parts) == {"model", "method", "task", "limit", "seed", "versions", "code"}
 
 
 class Scorer:
