@@ -33,6 +33,7 @@ NOT_COMPUTED = {
 
 # What models call the attention module of a layer.
 ATTENTION_NAMES = {"self_attn", "attn", "attention", "self_attention"}
+_ATTENTION_NAMED = ", ".join(sorted(ATTENTION_NAMES))
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,10 @@ def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
     }
     expected = attention_shape(model).layers
     if sorted(found) != list(range(expected)):
+        why = "others are something else, or run several times" if found else f"none is named {_ATTENTION_NAMED}"
         raise UnsupportedModel(
-            f"model: {kind} has {len(found)} attention layers for {expected} layers (others mix tokens differently); "
-            "allowed: models with softmax attention in every layer"
+            f"model: {kind} has {len(found)} attention modules for {expected} layers ({why}); allowed: models with "
+            "softmax attention, once, in every layer"
         )
     return found
 
