@@ -1,0 +1,284 @@
+"""How often clusters found in a bfloat16 probe differ from those of the float32 model, and what that costs.
+
+    python -m benchmarks.probe_precision --text FILE
+
+Partitions are compared request by request and layer by layer, over the layers that are clustered. The cost is that of
+the bfloat16 model under CHAI with the clusters that it finds itself, against the same with those of the float32 model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from statsmodels.stats.weightstats import DescrStatsW
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from benchmarks.common import RESULTS, positive, writable, write
+from chai_eval.attention import Membership, Plan, clustered, probe_features, probe_probabilities
+from chai_eval.attention.inject import attention_layers, attention_shape
+from chai_eval.attention.kernels.products import multiplies
+from chai_eval.attention.membership import membership_of
+from chai_eval.calibration.folder import runs
+from chai_eval.data.text import batches, cut, open_text
+from chai_eval.markdown import markdown
+from chai_eval.methods.calibrated import PRESETS
+from chai_eval.methods.clusters import cluster_counts
+from chai_eval.models import load, model_settings
+from chai_eval.scoring.divergence import kl_divergence
+
+PROBE = 5
+BATCH = 8
+HALF = torch.bfloat16
+# Where memberships are found.
+FULL, HALVED = "float32 model", "bfloat16 model"
+PROJECTED = "bfloat16 model, queries and keys in float32"
+
+# By layer, the membership of every request.
+Memberships = dict[int, Membership]
+# From layer, queries and keys of the probe tokens `[rows, heads, probe, head_dim]` to those to look at.
+Look = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def main(given: Sequence[str] | None = None) -> dict[str, Any]:
+    """Compare partitions and divergences, print both, write the record."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--model", default="smollm2_mha")
+    options.add_argument("--clusters", help="counts or a preset's name; by default the model's own, balanced")
+    options.add_argument("--text", required=True, help="a file, c4, passages")
+    options.add_argument("--requests", type=positive, default=512, help="whose partitions are compared")
+    options.add_argument("--sequences", type=positive, default=64, help="of these, whose divergence is taken")
+    options.add_argument("--tokens", type=positive, default=128, help="tokens of a sequence")
+    options.add_argument("--seed", type=int, default=99, help="order of the text")
+    options.add_argument("--out", type=writable, default=RESULTS / "probe_precision", help="folder of the record")
+    arguments = options.parse_args(given)
+    settings = replace(model_settings(arguments.model), dtype="float32")
+    model, tokenizer = load(settings)
+    half, _ = load(replace(settings, dtype="bfloat16"))
+    counts = cluster_counts(arguments.clusters or f"{settings.name}-{PRESETS[1]}", model)
+    wanted = {layer: count for layer, count in enumerate(counts) if count < attention_shape(model).heads}
+    text = open_text(arguments.text, arguments.seed)
+    requests = list(itertools.islice(cut(text.documents, tokenizer, arguments.tokens), arguments.requests))
+    with _products_in_float32(half), torch.inference_mode():
+        found = _found(model, half, requests, wanted)
+        costs = _costs(model, half, requests[: arguments.sequences], wanted, found)
+    record = {
+        "model": settings.name,
+        "clusters": runs(list(counts)),
+        "text": text.name,
+        "tokens": arguments.tokens,
+        "seed": arguments.seed,
+        "partitions": _partitions(found),
+        "divergence": costs,
+    }
+    print(_tables(record))
+    name = re.sub(r"[^\w.]+", "-", f"{settings.name}-{text.name}")
+    print(f"written to {write(name, [], arguments.out, **record)}")
+    return record
+
+
+def _found(
+    model: PreTrainedModel, half: PreTrainedModel, requests: Sequence[Tensor], wanted: Mapping[int, int]
+) -> dict[str, Memberships]:
+    """Memberships by where they were found; those of the float32 model first."""
+
+    def rounded(layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return query.to(HALF), key.to(HALF)
+
+    found = {
+        FULL: memberships(model, requests, wanted),
+        "float32 model, queries and keys rounded to bfloat16": memberships(model, requests, wanted, rounded),
+        HALVED: memberships(half, requests, wanted),
+    }
+    with _projected(half) as look:
+        found[PROJECTED] = memberships(half, requests, wanted, look)
+    coarse = copy.deepcopy(model)
+    for each, theirs in zip(coarse.parameters(), half.parameters(), strict=True):
+        each.copy_(theirs)
+    found["float32 model, weights rounded to bfloat16"] = memberships(coarse, requests, wanted)
+    return found
+
+
+def memberships(
+    model: PreTrainedModel, requests: Sequence[Tensor], wanted: Mapping[int, int], look: Look | None = None
+) -> Memberships:
+    """What the probe of every request shows, by layer.
+
+    Parameters
+    ----------
+    requests : sequence of Tensor [tokens], int64
+    wanted : mapping of layer to cluster count
+    look : Look or None
+        What is looked at in place of the queries and keys that the layer attends with.
+    """
+    kept: dict[int, list[Membership]] = {layer: [] for layer in wanted}
+
+    def choose(layer: int, query: Tensor, key: Tensor, scaling: float) -> Membership:
+        seen = (query, key) if look is None else look(layer, query, key)
+        features = probe_features(probe_probabilities(*seen, scaling))
+        kept[layer].append(membership_of(features, wanted[layer]))
+        return kept[layer][-1]
+
+    plans = {layer: Plan(PROBE, partial(choose, layer)) for layer in wanted}
+    with clustered(model, plans, "one_pass"):
+        for batch in batches((each[: PROBE + 1] for each in requests), BATCH):  # which later tokens don't change
+            model(input_ids=batch, use_cache=False, logits_to_keep=1)
+    return {
+        layer: Membership(
+            *(torch.cat(part) for part in zip(*((m.cluster, m.representative) for m in each), strict=True))
+        )
+        for layer, each in kept.items()
+    }
+
+
+def divergences(
+    model: PreTrainedModel, requests: Sequence[Tensor], given: Mapping[str, Memberships]
+) -> dict[str, Tensor]:
+    """KL(MHA ‖ CHAI) of a model under memberships that are given: means over tokens, by request, in nats."""
+    taken: dict[str, list[Tensor]] = {name: [] for name in given}
+    for number, batch in enumerate(batches(requests, BATCH)):
+        part = slice(number * BATCH, (number + 1) * BATCH)
+        expected = _log_probabilities(model, batch)
+        for name, found in given.items():
+            imposed = {
+                layer: Membership(each.cluster[part], each.representative[part]) for layer, each in found.items()
+            }
+            plans = {layer: Plan(PROBE, partial(_always, each)) for layer, each in imposed.items()}
+            with clustered(model, plans, "one_pass"):
+                taken[name].append(kl_divergence(expected, _log_probabilities(model, batch)).double().mean(1))
+    return {name: torch.cat(each) for name, each in taken.items()}
+
+
+def _always(membership: Membership, query: Tensor, key: Tensor, scaling: float) -> Membership:
+    return membership
+
+
+def _log_probabilities(model: PreTrainedModel, batch: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=batch, use_cache=False).logits
+    return logits.float().log_softmax(-1)
+
+
+def _costs(
+    model: PreTrainedModel,
+    half: PreTrainedModel,
+    requests: Sequence[Tensor],
+    wanted: Mapping[int, int],
+    found: Mapping[str, Memberships],
+) -> dict[str, Any]:
+    """What CHAI costs either model by where its clusters were found; `more` is what it costs beyond the first's."""
+    plain = divergences(model, requests, {FULL: found[FULL]})
+    own = divergences(half, requests, {name: found[name] for name in (FULL, HALVED, PROJECTED)})
+    costs = {f"float32 model, clusters of the {FULL}": _mean(plain[FULL])}
+    for name, each in own.items():
+        more = {} if name == FULL else {"more": _mean(each - own[FULL])}
+        costs[f"bfloat16 model, clusters of the {name}"] = {**_mean(each), **more}
+    return costs
+
+
+def _mean(values: Tensor) -> dict[str, Any]:
+    """Mean over sequences with Student's 95 % interval, where there is one."""
+    low, high = DescrStatsW(values.numpy()).tconfint_mean() if len(values) > 1 else (math.nan, math.nan)
+    interval = {"low": None, "high": None} if math.isnan(low) else {"low": float(low), "high": float(high)}
+    return {"value": float(values.mean()), **interval, "samples": [round(each, 6) for each in values.tolist()]}
+
+
+def _partitions(found: Mapping[str, Memberships]) -> dict[str, Any]:
+    """By where memberships were found: the share of partitions, and of requests, that differ from the first's."""
+    shares = {}
+    for name, each in found.items():
+        differ = torch.stack([(each[layer].cluster != first.cluster).any(1) for layer, first in found[FULL].items()])
+        shares[name] = {
+            "partitions": differ.numel(),
+            "differ": int(differ.sum()),
+            "requests": differ.shape[1],
+            "requests_that_differ": int(differ.any(0).sum()),
+            "by_layer": dict(zip(map(str, each), differ.sum(1).tolist(), strict=True)),
+        }
+    return shares
+
+
+def _tables(record: Mapping[str, Any]) -> str:
+    """Both comparisons as Markdown."""
+    partitions = [
+        [name, f"{each['differ']} of {each['partitions']}", f"{100 * each['differ'] / each['partitions']:.1f} %"]
+        for name, each in record["partitions"].items()
+    ]
+    costs = [
+        [name, _with_interval(each), _with_interval(each["more"]) if "more" in each else "–"]
+        for name, each in record["divergence"].items()
+    ]
+    tables = (
+        markdown(["clusters of the", "partitions that differ", "share"], partitions, left=1),
+        markdown(["CHAI in the", "KL (nats)", "more than with the float32 model's clusters"], costs, left=1),
+    )
+    return "\n\n".join("\n".join(each) for each in tables) + "\n"
+
+
+def _with_interval(mean: Mapping[str, Any]) -> str:
+    return f"{mean['value']:.5f}" + ("" if mean["low"] is None else f" ({mean['low']:.5f} to {mean['high']:.5f})")
+
+
+@contextmanager
+def _projected(model: PreTrainedModel) -> Iterator[Look]:
+    """Queries and keys made anew in float32 from what the attention of a LLaMA-like model is given."""
+    given: dict[int, dict[str, Any]] = {}
+    modules = attention_layers(model)
+
+    def note(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given[layer] = kwargs
+
+    def look(layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        module: Any = modules[layer]
+        states = given[layer]["hidden_states"][:, :PROBE].float()
+        turn = [each[:, :PROBE].float() for each in given[layer]["position_embeddings"]]
+        made = []
+        for projection in (module.q_proj, module.k_proj):
+            bias = None if projection.bias is None else projection.bias.float()
+            flat = linear(states, projection.weight.float(), bias)
+            made.append(flat.unflatten(-1, (-1, query.shape[-1])).transpose(1, 2))
+        turned: tuple[Tensor, Tensor] = sys.modules[type(module).__module__].apply_rotary_pos_emb(*made, *turn)
+        return turned
+
+    with ExitStack() as hooks:
+        for layer, module in modules.items():
+            handle = module.register_forward_pre_hook(partial(note, layer), with_kwargs=True)
+            hooks.callback(handle.remove)
+        yield look
+
+
+class _InFloat32(TorchFunctionMode):
+    """Multiply bfloat16 in float32 and round, as processors with instructions for it do; others take minutes."""
+
+    PRODUCTS = (linear, torch.matmul, torch.bmm, torch.Tensor.matmul, scaled_dot_product_attention)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function not in self.PRODUCTS or not any(isinstance(each, Tensor) and each.dtype == HALF for each in args):
+            return function(*args, **kwargs)
+
+        def wide(each: Any) -> Any:
+            return each.float() if isinstance(each, Tensor) and each.dtype == HALF else each
+
+        return function(*tree_map(wide, tuple(args)), **tree_map(wide, dict(kwargs))).to(HALF)
+
+
+def _products_in_float32(model: PreTrainedModel) -> AbstractContextManager[Any]:
+    return nullcontext() if multiplies(HALF, model.device) else _InFloat32()
+
+
+if __name__ == "__main__":
+    main()
