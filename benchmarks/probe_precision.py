@@ -15,7 +15,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from statsmodels.stats.weightstats import DescrStatsW
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from benchmarks.common import RESULTS, positive, writable, write
@@ -36,7 +36,6 @@ from chai_eval.attention.membership import membership_of
 from chai_eval.calibration.folder import runs
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.markdown import markdown
-from chai_eval.methods.calibrated import PRESETS
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.scoring.divergence import kl_divergence
@@ -58,7 +57,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     """Compare partitions and divergences, print both, write the record."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--model", default="smollm2_mha")
-    options.add_argument("--clusters", help="counts or a preset's name; by default the model's own, balanced")
+    options.add_argument("--clusters", help="name of a preset; the model's own clusters by default")
     options.add_argument("--text", required=True, help="a file, c4, passages")
     options.add_argument("--requests", type=positive, default=512, help="whose partitions are compared")
     options.add_argument("--sequences", type=positive, default=64, help="of these, whose divergence is taken")
@@ -68,12 +67,12 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     arguments = options.parse_args(given)
     settings = replace(model_settings(arguments.model), dtype="float32")
     model, tokenizer = load(settings)
-    half, _ = load(replace(settings, dtype="bfloat16"))
-    counts = cluster_counts(arguments.clusters or f"{settings.name}-{PRESETS[1]}", model)
+    half = _with_weights(model, lambda weights: weights.to(HALF))
+    counts = cluster_counts(arguments.clusters or settings.clusters, model)
     wanted = {layer: count for layer, count in enumerate(counts) if count < attention_shape(model).heads}
     text = open_text(arguments.text, arguments.seed)
     requests = list(itertools.islice(cut(text.documents, tokenizer, arguments.tokens), arguments.requests))
-    with _products_in_float32(half), torch.inference_mode():
+    with nullcontext() if multiplies(HALF, model.device) else _InFloat32(), torch.inference_mode():
         found = _found(model, half, requests, wanted)
         costs = _costs(model, half, requests[: arguments.sequences], wanted, found)
     record = {
@@ -106,11 +105,17 @@ def _found(
     }
     with _projected(half) as look:
         found[PROJECTED] = memberships(half, requests, wanted, look)
-    coarse = copy.deepcopy(model)
-    for each, theirs in zip(coarse.parameters(), half.parameters(), strict=True):
-        each.copy_(theirs)
+    coarse = _with_weights(model, lambda weights: weights.to(HALF).float())
     found["float32 model, weights rounded to bfloat16"] = memberships(coarse, requests, wanted)
     return found
+
+
+def _with_weights(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> PreTrainedModel:
+    """A copy of a model with other weights; what isn't learned, such as the frequencies of positions, stays."""
+    changed = copy.deepcopy(model)
+    for each in changed.parameters():
+        each.data = change(each.data)
+    return changed
 
 
 def memberships(
@@ -151,24 +156,20 @@ def divergences(
     """KL(MHA ‖ CHAI) of a model under memberships that are given: means over tokens, by request, in nats."""
     taken: dict[str, list[Tensor]] = {name: [] for name in given}
     for number, batch in enumerate(batches(requests, BATCH)):
-        part = slice(number * BATCH, (number + 1) * BATCH)
+        part = slice(number * BATCH, number * BATCH + len(batch))
         expected = _log_probabilities(model, batch)
         for name, found in given.items():
             imposed = {
                 layer: Membership(each.cluster[part], each.representative[part]) for layer, each in found.items()
             }
-            plans = {layer: Plan(PROBE, partial(_always, each)) for layer, each in imposed.items()}
+            plans = {layer: Plan(PROBE, lambda *_, known=each: known) for layer, each in imposed.items()}
             with clustered(model, plans, "one_pass"):
                 taken[name].append(kl_divergence(expected, _log_probabilities(model, batch)).double().mean(1))
     return {name: torch.cat(each) for name, each in taken.items()}
 
 
-def _always(membership: Membership, query: Tensor, key: Tensor, scaling: float) -> Membership:
-    return membership
-
-
 def _log_probabilities(model: PreTrainedModel, batch: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=batch, use_cache=False).logits
+    logits: Tensor = model(input_ids=batch[:, :-1], use_cache=False).logits
     return logits.float().log_softmax(-1)
 
 
@@ -266,18 +267,10 @@ class _InFloat32(TorchFunctionMode):
     PRODUCTS = (linear, torch.matmul, torch.bmm, torch.Tensor.matmul, scaled_dot_product_attention)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function not in self.PRODUCTS or not any(isinstance(each, Tensor) and each.dtype == HALF for each in args):
-            return function(*args, **kwargs)
-
-        def wide(each: Any) -> Any:
-            return each.float() if isinstance(each, Tensor) and each.dtype == HALF else each
-
-        return function(*tree_map(wide, tuple(args)), **tree_map(wide, dict(kwargs))).to(HALF)
-
-
-def _products_in_float32(model: PreTrainedModel) -> AbstractContextManager[Any]:
-    return nullcontext() if multiplies(HALF, model.device) else _InFloat32()
+        if function not in self.PRODUCTS or args[0].dtype != HALF:
+            return function(*args, **(kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, lambda each: each.float() if each.dtype == HALF else each, (args, kwargs))
+        return function(*args, **(kwargs or {})).to(HALF)
 
 
 if __name__ == "__main__":
