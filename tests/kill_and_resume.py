@@ -74,11 +74,11 @@ def write_documents(folder: Path, count: int) -> None:
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def arguments(documents: Path, results_dir: Path) -> list[str]:
+def arguments(documents: Path, results_dir: Path, tasks: str = "piqa,boolq,arc_easy") -> list[str]:
     """What a user would type; a small token budget makes many batches, and many moments to be killed at."""
     return [
         "model=tiny_llama_random",
-        "task=[piqa,boolq,arc_easy]",
+        f"task=[{tasks}]",
         f"data_dir={documents}",
         f"results_dir={results_dir}",
         "limit=null",
