@@ -13,10 +13,13 @@ from transformers import DynamicCache
 from chai_eval.attention.cache import ClusteredCache
 from chai_eval.errors import RunError
 from chai_eval.methods import METHODS, build_method
+from chai_eval.models import load_model
 from chai_eval.scoring import decode
 from chai_eval.scoring.decode import DecodedLM, decodings
+from chai_eval.scoring.evaluate import prepare, score
 from chai_eval.scoring.lm import InMemory, PackedLM
 from chai_eval.scoring.pack import ScoringRequest
+from chai_eval.scoring.tasks import load_task
 from tests.attention.tiny import MODELS
 from tests.methods.test_against_loops import CASES
 from tests.scoring.test_lm import COUNTS, ask
@@ -164,3 +167,20 @@ def test_logits_that_are_not_finite_after_the_context_name_the_layer(monkeypatch
     monkeypatch.setattr(decode._Cached, "step", broken)
     with pytest.raises(RunError, match="not finite, first in layer 1 "):
         scored(DecodedLM, model, method, FEW)
+
+
+@pytest.mark.assets
+@pytest.mark.parametrize("name", ["mha", "chai"])
+def test_on_real_weights_and_documents_decoded_scores_equal_packed_ones(name: str) -> None:
+    model, encode = load_model("smollm2_mha", device="cpu", dtype="float32")
+    method = build_method(name, **({"clusters": "smollm2_mha-balanced"} if name == "chai" else {}))
+    prepared = prepare(load_task("piqa", source="local"), limit=4, seed=1)
+    packed, decoded = (
+        score(model, encode, method, prepared, scoring=scoring, progress=False) for scoring in ("packed", "decode")
+    )
+    assert packed is not None
+    assert decoded is not None
+    for ours, theirs in zip(decoded.samples["loglikelihoods"], packed.samples["loglikelihoods"], strict=True):
+        # float32; a choice of a few dozen tokens sums as many roundings of about 1e-5.
+        assert ours == pytest.approx(theirs, abs=3e-4)
+    assert decoded.metrics == packed.metrics
