@@ -16,6 +16,7 @@ from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.session import LoadedModel, Session
 from chai_eval.settings import ModelSettings
+from chai_eval.store import NumericCode
 
 
 class Standing:
@@ -29,7 +30,7 @@ class Standing:
     def load(self, settings: ModelSettings) -> LoadedModel:
         self.loads.append(settings.name)
         model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
-        return LoadedModel(model, None, f"weights of {settings.name}", "architecture", "vocabulary", "code")
+        return LoadedModel(model, None, f"weights of {settings.name}", "architecture", "vocabulary", NumericCode.of())
 
     def prepare(self, task: str, *, limit: int | None, seed: int, **_: Any) -> Any:
         return SimpleNamespace(

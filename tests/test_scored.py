@@ -22,7 +22,7 @@ from chai_eval.methods import build_method
 from chai_eval.scored import key_parts, result
 from chai_eval.session import LoadedModel
 from chai_eval.settings import MethodSettings, ModelSettings, Settings, TaskSettings
-from chai_eval.store import result_key
+from chai_eval.store import NumericCode, result_key
 from chai_eval.store.status import list_results
 
 CLUSTERS = [[9, 17], [3, 13]]
@@ -37,8 +37,13 @@ class Prepared:
     config_hash: str = "config"
 
 
-def loaded(**changed: str) -> LoadedModel:
-    hashes = {"fingerprint": "weights", "architecture": "architecture", "vocabulary": "vocabulary", "code": "code"}
+def code(number: str) -> NumericCode:
+    """Code that any module may import, so that its version is that of all."""
+    return NumericCode({"chai_eval.attention": number}, {}, b"")
+
+
+def loaded(**changed: Any) -> LoadedModel:
+    hashes = {"fingerprint": "weights", "architecture": "architecture", "vocabulary": "vocabulary", "code": code("1")}
     model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
     return LoadedModel(model, None, **{**hashes, **changed})
 
@@ -71,7 +76,7 @@ CHANGES = {
     "fingerprint of the weights": lambda: key(model=loaded(fingerprint="others")),
     "architecture": lambda: key(model=loaded(architecture="other")),
     "tokenizer": lambda: key(model=loaded(vocabulary="other")),
-    "our numeric code": lambda: key(model=loaded(code="other")),
+    "our numeric code": lambda: key(model=loaded(code=code("2"))),
     "method": lambda: key(with_method("mha")),
     "probe tokens": lambda: key(with_method(probe_tokens=3)),
     "features": lambda: key(with_method(features="full")),
