@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chai_eval.attention import Membership, Rows, membership_from_labels, shared_attention
+from chai_eval.attention import Membership, Rows, SharedHeads, View, membership_from_labels, shared_attention
 
 HEADS, HEAD_DIM = 32, 128
 # Free columns behind the keys and values, as a cache that grows in blocks has them.
@@ -34,7 +34,7 @@ class LayerTensors:
     kept_query: Tensor
     kept_key: Tensor
     room: Tensor
-    membership: Membership
+    shared: SharedHeads
     rows: Rows
     scaling: float
 
@@ -45,11 +45,12 @@ class LayerTensors:
 
     def clustered(self) -> Tensor:
         """Output of every head by its cluster's probabilities."""
-        return shared_attention(self.kept_query, self.kept_key, self.room, self.membership, self.rows, self.scaling)
+        return shared_attention(self.kept_query, self.kept_key, self.room, self.shared, View(self.rows, self.scaling))
 
     def expanded(self) -> tuple[Tensor, Tensor]:
         """Queries and keys with every head's replaced by its representative's: what the result is checked by."""
-        chosen = self.membership.representative.gather(1, self.membership.cluster)[0]
+        membership = self.shared.membership
+        chosen = membership.representative.gather(1, membership.cluster)[0]
         return self.query[:, chosen], self.key[:, chosen]
 
 
@@ -73,7 +74,8 @@ def layer_tensors(
     if queries < keys:
         rows = rows.after(torch.tensor([keys - queries], device=device), keys - queries, aligned=True)
     kept_query = query[:, membership.representative[0]].contiguous()
-    return LayerTensors(query, key, value[:, :, :keys], kept_query, kept_key, value, membership, rows, HEAD_DIM**-0.5)
+    shared = SharedHeads.of(membership, HEADS)
+    return LayerTensors(query, key, value[:, :, :keys], kept_query, kept_key, value, shared, rows, HEAD_DIM**-0.5)
 
 
 def _uneven(clusters: int, generator: torch.Generator, device: torch.device) -> Membership:

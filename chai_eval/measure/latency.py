@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan
+from chai_eval.attention import Membership, Plan, ProbePlan
 from chai_eval.measure import generation
 from chai_eval.measure.clock import Clock
 from chai_eval.measure.contenders import Contender
@@ -59,7 +59,7 @@ def measure_latency(
                 samples += _samples(each, point, repetition, order, times)
     shares = {}
     for each in contenders:
-        if each.name not in failed and any(plan.choose is not None for plan in each.plans(model).values()):
+        if each.name not in failed and any(plan.probe_tokens for plan in each.plans(model).values()):
             with guarded(model.device) as trouble:
                 shares[each.name] = clustering_share(model, each, tokens, settings, clock)
     return Latency(samples, shares, failed)
@@ -154,17 +154,17 @@ def undisturbed() -> Iterator[None]:
 
 def _watched(plan: Plan, clock: Clock, calls: list[tuple[Any, Any]]) -> Plan:
     """A plan that notes when its memberships are being found."""
-    choose = plan.choose
-    if choose is None:
+    if not isinstance(plan, ProbePlan):
         return plan
+    cluster = plan.cluster
 
-    def timed_choose(query: Tensor, key: Tensor, scaling: float) -> Membership:
+    def timed(query: Tensor, key: Tensor, scaling: float) -> Membership:
         start = clock.mark()
-        found = choose(query, key, scaling)
+        found = cluster(query, key, scaling)
         calls.append((start, clock.mark()))
         return found
 
-    return replace(plan, choose=timed_choose)
+    return replace(plan, cluster=timed)
 
 
 def _samples(each: Contender, point: Point, repetition: int, order: int, times: generation.Times) -> Iterator[Sample]:
