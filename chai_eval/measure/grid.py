@@ -21,6 +21,7 @@ from chai_eval.measure.memory import DevicePeak, measure_memory, weight_bytes
 from chai_eval.measure.room import OutOfMemory, foreseen, guarded
 from chai_eval.measure.settings import MeasureSettings, Point, check_positions
 from chai_eval.measure.work import Pass, pass_work, total
+from chai_eval.methods.base import plain_footprint
 from chai_eval.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -175,16 +176,16 @@ def _limits(
     results: dict[str, dict[str, Any]],
 ) -> None:
     """Add what each phase takes at the machine's ceiling, and how many times as fast as MHA that allows it to be."""
-    mha = Contender(BASELINE, "sdpa")
     for phase, figure in (("prefill", "ttft"), ("decode", "tpot")):
         if phase == "decode" and not point.steps:
             continue
-        parts = pass_work(model, mha.heads(model), _pass(mha, point, phase))
+        parts = pass_work(model, plain_footprint(model), _pass(point, phase))
         slowest = ceiling.seconds(parts)
         for each in entrants:
-            if not each.counted:
+            layers = each.footprint(model)
+            if layers is None:
                 continue
-            parts = pass_work(model, each.heads(model), _pass(each, point, phase))
+            parts = pass_work(model, layers, _pass(point, phase))
             seconds = ceiling.seconds(parts)
             limit: dict[str, Any] = {
                 "seconds": seconds,
@@ -201,10 +202,10 @@ def _limits(
             results[each.name].setdefault("limit", {})[figure] = limit
 
 
-def _pass(each: Contender, point: Point, phase: str) -> Pass:
+def _pass(point: Point, phase: str) -> Pass:
     """The forward pass of a phase; of decoding the one in the middle, as work grows evenly with the tokens before."""
     if phase == "prefill":
-        return Pass(point.batch, point.length, probe=min(each.probe_tokens, point.length))
+        return Pass(point.batch, point.length)
     return Pass(point.batch, 1, past=point.length + (point.steps - 1) / 2)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan, ProbePlan
+from chai_eval.attention import Membership, Plan, ProbePlan, apply
 from chai_eval.measure import generation
 from chai_eval.measure.clock import Clock
 from chai_eval.measure.contenders import Contender
@@ -59,7 +59,7 @@ def measure_latency(
                 samples += _samples(each, point, repetition, order, times)
     shares = {}
     for each in contenders:
-        if each.name not in failed and any(plan.probe_tokens for plan in each.plans(model).values()):
+        if each.name not in failed and any(plan.probe_tokens for plan in each.hooks(model).plans.values()):
             with guarded(model.device) as trouble:
                 shares[each.name] = clustering_share(model, each, tokens, settings, clock)
     return Latency(samples, shares, failed)
@@ -77,8 +77,9 @@ def clustering_share(
     shares = []
     for repetition in range(-settings.warmup, settings.repetitions):
         calls: list[tuple[Any, Any]] = []
-        plans = {layer: _watched(plan, clock, calls) for layer, plan in contender.plans(model).items()}
-        with contender.applied_with(model, plans), undisturbed():
+        hooks = contender.hooks(model)
+        hooks.plans = {layer: _watched(plan, clock, calls) for layer, plan in hooks.plans.items()}
+        with apply(model, hooks), undisturbed():
             start = clock.mark()
             generation.Generation(model, tokens).prefill()
             end = clock.mark()
