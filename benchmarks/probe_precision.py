@@ -33,7 +33,7 @@ from chai_eval.attention import Membership, Plan, clustered, probe_features, pro
 from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.kernels.products import multiplies
 from chai_eval.attention.membership import membership_of
-from chai_eval.calibration.folder import runs
+from chai_eval.calibration_file import runs
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.markdown import markdown
 from chai_eval.methods.clusters import cluster_counts

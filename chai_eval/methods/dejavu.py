@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import ForwardPass, Layer, attention_layers, full_attention, take_over
 from chai_eval.attention.inject import attention_shape
+from chai_eval.calibration_file import COMMAND, Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
-from chai_eval.methods.calibrated import COMMAND, Calibration, calibration
 from chai_eval.methods.checks import fraction, one_of
 from chai_eval.methods.keep import highest, kept_count
 from chai_eval.methods.neurons import top_neurons
@@ -124,10 +124,7 @@ class DejaVu(Method):
         assert self._calibration is not None
         self._calibration.check(model)
         shape = attention_shape(model)
-        return [
-            (self._calibration.tensor(f"predictor.{layer}.down"), self._calibration.tensor(f"predictor.{layer}.up"))
-            for layer in range(shape.layers)
-        ]
+        return [self._calibration.predictor(layer) for layer in range(shape.layers)]
 
 
 def head_scores(hidden: Tensor, predictor: Predictor) -> Tensor:
