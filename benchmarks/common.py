@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from chai_eval.checksum import sealed
+from chai_eval.checksum import write_document
 from chai_eval.markdown import markdown
 from chai_eval.measure.clock import clock_for
 from chai_eval.measure.latency import undisturbed
@@ -137,10 +137,8 @@ def write(name: str, rows: Sequence[Row], folder: Path, **more: Any) -> Path:
         **provenance(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    plain = json.loads(json.dumps(record, default=str))
-    path.write_text(json.dumps(sealed(plain, {}), indent=1) + "\n", encoding="utf-8")
+    write_document(path, json.loads(json.dumps(record, default=str)), files={})
     return path
 
 

@@ -23,12 +23,11 @@ from benchmarks.common import RESULTS, positive, provenance, writable
 from chai_eval.attention.inject import attention_shape
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import elbows, kv_saving, towards
-from chai_eval.calibration.folder import runs
-from chai_eval.checksum import sealed
+from chai_eval.calibration_file import PRESETS, calibration, runs
+from chai_eval.checksum import write_document
 from chai_eval.data.text import open_text
 from chai_eval.markdown import markdown
 from chai_eval.methods import Method, build_method
-from chai_eval.methods.calibrated import PRESETS, calibration
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.scoring.fidelity import Fidelity, Mean, fidelities, plain
@@ -153,8 +152,7 @@ def _write(
     # One for each preset and text, so that none takes another's place.
     text_name = re.sub(r"[^\w.]+", "-", text)
     path = arguments.out / f"{name}-{arguments.preset}-{text_name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(sealed(record, {}), indent=1) + "\n", encoding="utf-8")
+    write_document(path, record, files={})
     return path
 
 

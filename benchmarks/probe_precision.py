@@ -33,7 +33,7 @@ from benchmarks.common import RESULTS, positive, writable, write
 from chai_eval.attention import Hooks, Membership, ProbePlan, apply, probe_features, probe_probabilities
 from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.membership import membership_of
-from chai_eval.calibration.folder import runs
+from chai_eval.calibration_file import runs
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.markdown import markdown
 from chai_eval.methods.clusters import cluster_counts
