@@ -20,8 +20,8 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.all import records
 from chai_eval.attention.inject import AttentionShape
+from chai_eval.benchmark.all import records
 from chai_eval.calibration.collect import Collected, _resume, _Saves
 from chai_eval.calibration.folder import write_calibration
 from chai_eval.calibration.sensitivity import _known

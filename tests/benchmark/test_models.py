@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.models import __main__ as command
-from benchmarks.models import verdict
-from benchmarks.models.build import kinds, small_model
-from benchmarks.models.compare import METHODS, MODES, reference
-from benchmarks.models.page import page
-from benchmarks.models.sweep import sweep
-from benchmarks.models.verdict import FAILED, REFUSED, RIGHT, UNBUILT, WRONG, Outcome, Verdict, judge, outcome
+from chai_eval.benchmark.models import __main__ as command
+from chai_eval.benchmark.models import verdict
+from chai_eval.benchmark.models.build import kinds, small_model
+from chai_eval.benchmark.models.compare import METHODS, MODES, reference
+from chai_eval.benchmark.models.page import page
+from chai_eval.benchmark.models.sweep import sweep
+from chai_eval.benchmark.models.verdict import FAILED, REFUSED, RIGHT, UNBUILT, WRONG, Outcome, Verdict, judge, outcome
 from chai_eval.methods import Method, build_method
 from chai_eval.methods.mha import MHA
 

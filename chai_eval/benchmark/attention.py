@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.attention_shapes import HEAD_DIM, HEADS, LayerTensors, layer_tensors
-from benchmarks.common import Row, compared, copies_beyond_caches, in_turn
+from chai_eval.benchmark.attention_shapes import HEAD_DIM, HEADS, LayerTensors, layer_tensors
+from chai_eval.benchmark.common import Row, compared, copies_beyond_caches, in_turn
 
 PEER = f"scaled_dot_product_attention, {HEADS} heads"
 # Between two ways to add up the same numbers in a precision.

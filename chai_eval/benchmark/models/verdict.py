@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.models.build import POSITIONS, small_model, windows
-from benchmarks.models.compare import ALONE, METHODS, MODES, Mode, Reference, difference, largest, reference
+from chai_eval.benchmark.models.build import POSITIONS, small_model, windows
+from chai_eval.benchmark.models.compare import ALONE, METHODS, MODES, Mode, Reference, difference, largest, reference
 from chai_eval.errors import SettingError
 
 # Largest difference of log-probabilities that is rounding. Single precision leaves a hundredth of it.

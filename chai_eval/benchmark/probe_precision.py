@@ -1,6 +1,6 @@
 """How often clusters found in a bfloat16 probe differ from those of the float32 model, and what that costs.
 
-    python -m benchmarks.probe_precision --text FILE
+    python -m chai_eval.benchmark.probe_precision --text FILE
 
 Partitions are compared request by request and layer by layer, over the layers that are clustered. The cost is that of
 the bfloat16 model under CHAI with the clusters that it finds itself, against the same with those of the float32 model.
@@ -28,11 +28,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from benchmarks.common import RESULTS, positive, writable, write
 from chai_eval.attention import Membership, Plan, clustered, probe_features, probe_probabilities
 from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.kernels.products import multiplies
 from chai_eval.attention.membership import membership_of
+from chai_eval.benchmark.common import RESULTS, positive, writable, write
 from chai_eval.calibration.folder import runs
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.markdown import markdown

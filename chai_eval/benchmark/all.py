@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cache_bytes, decode, membership, model, prefill, scoring
-from benchmarks.common import OWN, Row, table, writable
+from chai_eval.benchmark import cache_bytes, decode, membership, model, prefill, scoring
+from chai_eval.benchmark.common import OWN, Row, table, writable
 from chai_eval.checksum import DamagedError, read_document
 from chai_eval.measure.statistics import Ratio
 

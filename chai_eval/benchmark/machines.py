@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.all import records, rows_of
-from benchmarks.common import OWN, PUBLISHED, Row, limit, promised, spread
+from chai_eval.benchmark.all import records, rows_of
+from chai_eval.benchmark.common import OWN, PUBLISHED, Row, limit, promised, spread
 from chai_eval.markdown import markdown
 
 

@@ -20,7 +20,7 @@ from chai_eval.measure.latency import undisturbed
 from chai_eval.measure.statistics import Ratio, ratio
 from chai_eval.measure.turns import turns
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = Path("results")
 # What this machine gave, and what was published of others: two places, so that running a benchmark changes no figure
 # that stands in the README.
 OWN, PUBLISHED = RESULTS / "benchmarks", RESULTS / "records" / "benchmarks"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import machines
-from benchmarks.common import PUBLISHED, Row
+from chai_eval.benchmark import machines
+from chai_eval.benchmark.common import PUBLISHED, Row
 from chai_eval.measure.statistics import Ratio
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def record(
@@ -67,4 +67,4 @@ def test_folders_without_records_are_named_in_one_line(tmp_path: Path, capsys: p
 
 
 def test_the_readme_shows_what_the_records_say() -> None:
-    assert machines.main([str(PUBLISHED)]) in README.read_text(encoding="utf-8")
+    assert machines.main([str(ROOT / PUBLISHED)]) in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Row, finish, numbers, parser
 from chai_eval.attention.kernels.products import multiplies
+from chai_eval.benchmark.common import Row, finish, numbers, parser
 from chai_eval.measure.contenders import BASELINE, contender
 from chai_eval.measure.grid import measure
 from chai_eval.measure.settings import MeasureSettings

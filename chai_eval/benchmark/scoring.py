@@ -12,8 +12,8 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from benchmarks.common import Row, finish, numbers, parser
 from chai_eval import build_method, load_model
+from chai_eval.benchmark.common import Row, finish, numbers, parser
 from chai_eval.markdown import markdown
 from chai_eval.measure.statistics import quantiles, ratio
 from chai_eval.measure.turns import turns

@@ -1,6 +1,6 @@
 """How far each method's predictions move from plain attention's at one K,V saving: on text, token by token.
 
-    python -m benchmarks.fidelity --model smollm2_mha --text FILE
+    python -m chai_eval.benchmark.fidelity --model smollm2_mha --text FILE
 
 needs a calibration of the model. Counts, memberships and representatives are taken from it at one preset; the elbow row
 goes as far towards the elbows of its error curves as comes closest to the preset's saving.
@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import RESULTS, positive, provenance, writable
 from chai_eval.attention.inject import attention_shape
+from chai_eval.benchmark.common import RESULTS, positive, provenance, writable
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import elbows, kv_saving, towards
 from chai_eval.calibration.folder import runs

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common import Row, finish, parser
+from chai_eval.benchmark.common import Row, finish, parser
 from chai_eval.markdown import markdown
 from chai_eval.measure.contenders import BASELINE, Contender, contender
 from chai_eval.measure.fresh import fresh_memory

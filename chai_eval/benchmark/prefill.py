@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.attention import row
-from benchmarks.common import DTYPES, Row, finish, numbers, parser
+from chai_eval.benchmark.attention import row
+from chai_eval.benchmark.common import DTYPES, Row, finish, numbers, parser
 
 REACH = {"float32": 1.75}
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.attention import row
-from benchmarks.common import DTYPES, Row, finish, numbers, parser
+from chai_eval.benchmark.attention import row
+from chai_eval.benchmark.common import DTYPES, Row, finish, numbers, parser
 
 # By dtype, on a CPU; SDPA's decode path in bfloat16 is slow there.
 REACH = {"float32": 1.70, "bfloat16": 4.0}

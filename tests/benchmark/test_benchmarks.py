@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import all as all_of_them
-from benchmarks import attention, cache_bytes, decode, membership, prefill
-from benchmarks.attention_shapes import LayerTensors, layer_tensors
-from benchmarks.common import Row, table
+from chai_eval.benchmark import all as all_of_them
+from chai_eval.benchmark import attention, cache_bytes, decode, membership, prefill
+from chai_eval.benchmark.attention_shapes import LayerTensors, layer_tensors
+from chai_eval.benchmark.common import Row, table
 from chai_eval.measure.statistics import Ratio
 
 

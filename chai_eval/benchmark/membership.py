@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.common import Row, compared, finish, numbers, parser, positive
-from benchmarks.common import in_turn as timed_in_turn
 from chai_eval.attention import membership_of, probe_features, probe_probabilities
+from chai_eval.benchmark.common import Row, compared, finish, numbers, parser, positive
+from chai_eval.benchmark.common import in_turn as timed_in_turn
 
 HEAD_DIM, PROBE = 128, 5
 # Heads and clusters of LLaMA-7B's deeper layers by the published counts, and of the default model.

@@ -7,18 +7,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import positive
-from benchmarks.models.build import kinds
-from benchmarks.models.page import page
-from benchmarks.models.sweep import sweep
-from benchmarks.models.verdict import BAD, Verdict
+from chai_eval.benchmark.common import positive
+from chai_eval.benchmark.models.build import kinds
+from chai_eval.benchmark.models.page import page
+from chai_eval.benchmark.models.sweep import sweep
+from chai_eval.benchmark.models.verdict import BAD, Verdict
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path("docs/models.md")
 
 
 def main(given: Sequence[str] | None = None) -> list[Verdict]:
     """Judge them all, write the page, and end with 1 where one is wrong."""
-    options = argparse.ArgumentParser(prog="python -m benchmarks.models", description=(__doc__ or "").strip())
+    options = argparse.ArgumentParser(prog="python -m chai_eval.benchmark.models", description=(__doc__ or "").strip())
     options.add_argument("kinds", nargs="*", metavar="type", help="model types; all of the installed transformers")
     options.add_argument("--processes", type=positive, default=2, help="types judged at once, on one thread each")
     options.add_argument("--seconds", type=positive, default=180, help="time that one type may take")
