@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from chai_eval.attention.inject import AttentionShape
-from chai_eval.benchmark.all import records
+from chai_eval.benchmark.records import records
 from chai_eval.calibration.collect import Collected, _resume, _Saves
 from chai_eval.calibration.folder import write_calibration
 from chai_eval.calibration.sensitivity import _known
@@ -193,13 +193,7 @@ def benchmark(folder: Path) -> Kind:
     path = folder / "decode.json"
     path.write_text(json.dumps(sealed({"benchmark": "decode", "rows": [{"reached": 1.75}], "threads": 2}, {})))
 
-    def read() -> Any:
-        try:
-            return records([path])
-        except SystemExit as error:
-            raise RunError(str(error)) from error
-
-    return Kind(path, read)
+    return Kind(path, lambda: records([path]))
 
 
 def journal(folder: Path) -> Kind:

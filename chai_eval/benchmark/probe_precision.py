@@ -1,6 +1,6 @@
 """How often clusters found in a bfloat16 probe differ from those of the float32 model, and what that costs.
 
-    python -m chai_eval.benchmark.probe_precision --text FILE
+    python -m chai_eval benchmark probe_precision --text FILE
 
 Partitions are compared request by request and layer by layer, over the layers that are clustered. The cost is that of
 the bfloat16 model under CHAI with the clusters that it finds itself, against the same with those of the float32 model.
@@ -8,16 +8,15 @@ the bfloat16 model under CHAI with the clusters that it finds itself, against th
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,10 +31,10 @@ from chai_eval.attention import Membership, Plan, clustered, probe_features, pro
 from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.kernels.products import multiplies
 from chai_eval.attention.membership import membership_of
-from chai_eval.benchmark.common import RESULTS, positive, writable, write
+from chai_eval.benchmark.records import file_name, parser, positive, write
 from chai_eval.calibration.folder import runs
 from chai_eval.data.text import batches, cut, open_text
-from chai_eval.markdown import markdown
+from chai_eval.markdown import table
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.scoring.divergence import kl_divergence
@@ -55,7 +54,7 @@ Look = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     """Compare partitions and divergences, print both, write the record."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options = parser("probe_precision", __doc__, out=Path("results/probe_precision"))
     options.add_argument("--model", default="smollm2_mha")
     options.add_argument("--clusters", help="name of a preset; the model's own clusters by default")
     options.add_argument("--text", required=True, help="a file, c4, passages")
@@ -63,7 +62,6 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     options.add_argument("--sequences", type=positive, default=64, help="of these, whose divergence is taken")
     options.add_argument("--tokens", type=positive, default=128, help="tokens of a sequence")
     options.add_argument("--seed", type=int, default=99, help="order of the text")
-    options.add_argument("--out", type=writable, default=RESULTS / "probe_precision", help="folder of the record")
     arguments = options.parse_args(given)
     settings = replace(model_settings(arguments.model), dtype="float32")
     model, tokenizer = load(settings)
@@ -74,7 +72,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     requests = list(itertools.islice(cut(text.documents, tokenizer, arguments.tokens), arguments.requests))
     with nullcontext() if multiplies(HALF, model.device) else _InFloat32(), torch.inference_mode():
         found = _found(model, half, requests, wanted)
-        costs = _costs(model, half, requests[: arguments.sequences], wanted, found)
+        costs = _costs(model, half, requests[: arguments.sequences], found)
     record = {
         "model": settings.name,
         "clusters": runs(list(counts)),
@@ -85,8 +83,8 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
         "divergence": costs,
     }
     print(_tables(record))
-    name = re.sub(r"[^\w.]+", "-", f"{settings.name}-{text.name}")
-    print(f"written to {write(name, [], arguments.out, **record)}")
+    name = file_name(f"{settings.name}-{text.name}")
+    write("probe_precision", arguments.out / f"{name}.json", record)
     return record
 
 
@@ -174,11 +172,7 @@ def _log_probabilities(model: PreTrainedModel, batch: Tensor) -> Tensor:
 
 
 def _costs(
-    model: PreTrainedModel,
-    half: PreTrainedModel,
-    requests: Sequence[Tensor],
-    wanted: Mapping[int, int],
-    found: Mapping[str, Memberships],
+    model: PreTrainedModel, half: PreTrainedModel, requests: Sequence[Tensor], found: Mapping[str, Memberships]
 ) -> dict[str, Any]:
     """What CHAI costs either model by where its clusters were found; `more` is what it costs beyond the first's."""
     plain = divergences(model, requests, {FULL: found[FULL]})
@@ -215,18 +209,23 @@ def _partitions(found: Mapping[str, Memberships]) -> dict[str, Any]:
 def _tables(record: Mapping[str, Any]) -> str:
     """Both comparisons as Markdown."""
     partitions = [
-        [name, f"{each['differ']} of {each['partitions']}", f"{100 * each['differ'] / each['partitions']:.1f} %"]
+        {
+            "clusters of the": name,
+            "partitions that differ": f"{each['differ']} of {each['partitions']}",
+            "share": f"{100 * each['differ'] / each['partitions']:.1f} %",
+        }
         for name, each in record["partitions"].items()
     ]
+    more = "more than with the float32 model's clusters"
     costs = [
-        [name, _with_interval(each), _with_interval(each["more"]) if "more" in each else "–"]
+        {
+            "CHAI in the": name,
+            "KL (nats)": _with_interval(each),
+            more: _with_interval(each["more"]) if "more" in each else "–",
+        }
         for name, each in record["divergence"].items()
     ]
-    tables = (
-        markdown(["clusters of the", "partitions that differ", "share"], partitions, left=1),
-        markdown(["CHAI in the", "KL (nats)", "more than with the float32 model's clusters"], costs, left=1),
-    )
-    return "\n\n".join("\n".join(each) for each in tables) + "\n"
+    return f"{table(partitions)}\n{table(costs)}"
 
 
 def _with_interval(mean: Mapping[str, Any]) -> str:
@@ -271,7 +270,3 @@ class _InFloat32(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         args, kwargs = tree_map_only(Tensor, lambda each: each.float() if each.dtype == HALF else each, (args, kwargs))
         return function(*args, **(kwargs or {})).to(HALF)
-
-
-if __name__ == "__main__":
-    main()

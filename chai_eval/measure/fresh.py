@@ -14,18 +14,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from chai_eval.errors import RunError
-from chai_eval.measure.contenders import Contender, described
+from chai_eval.measure.contenders import Contender, described, rebuilt
+from chai_eval.measure.generation import warm_up
+from chai_eval.measure.memory import Memory, ResidentPeak, measure_memory
 from chai_eval.measure.room import OutOfMemory, free_bytes, is_out_of_memory
+from chai_eval.measure.serialise import from_json, to_json
 from chai_eval.measure.settings import Point
-from chai_eval.settings import ModelSettings
+from chai_eval.models import load
+from chai_eval.settings import ModelSettings, parse_model
 
 # glibc keeps freed memory below this size for later, and raises the bound as it goes; fixed, what is freed goes back.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+CPU = torch.device("cpu")
 REPORT = "chai_eval.measure.fresh "
 
 
-def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed: int) -> dict[str, Any] | OutOfMemory:
+def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed: int) -> Memory | OutOfMemory:
     """Take the memory of one generation in a fresh process, which loads the model anew.
 
     Raises
@@ -33,15 +40,8 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
     RunError
         Where that process fails otherwise than for want of memory.
     """
-    import torch
-
     package, already = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")
-    asked = {
-        "model": model.plain(),
-        "contender": described(contender),
-        "point": vars(point),
-        "seed": seed,
-    }
+    asked = {"model": model.plain(), "contender": described(contender), "point": vars(point), "seed": seed}
     done = subprocess.run(
         [sys.executable, "-m", "chai_eval.measure.fresh"],
         input=json.dumps(asked),
@@ -52,10 +52,10 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
     )
     for line in done.stdout.splitlines():
         if line.startswith(REPORT):
-            found: dict[str, Any] = json.loads(line.removeprefix(REPORT))
-            return OutOfMemory(**found["out_of_memory"]) if "out_of_memory" in found else found
+            found: Memory | OutOfMemory = from_json(Memory | OutOfMemory, json.loads(line.removeprefix(REPORT)))
+            return found
     if done.returncode == -signal.SIGKILL:  # what the system does to a process that asks for too much
-        return OutOfMemory(None, free_bytes(torch.device("cpu")), False)
+        return OutOfMemory(None, free_bytes(CPU), False)
     last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     raise RunError(f"measure: the process that takes the memory of {contender.name} failed ({last[:300]})")
 
@@ -63,31 +63,23 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
 def main() -> int:
     """Run what stdin asks for."""
     asked = json.loads(sys.stdin.read())
+    found: Memory | OutOfMemory
     try:
         found = _measured(asked)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        import torch
-
-        found = {"out_of_memory": vars(OutOfMemory(None, free_bytes(torch.device("cpu")), False))}
-    sys.stdout.write(REPORT + json.dumps(found) + "\n")
+        found = OutOfMemory(None, free_bytes(CPU), False)
+    sys.stdout.write(REPORT + json.dumps(to_json(found)) + "\n")
     return 0
 
 
-def _measured(asked: Mapping[str, Any]) -> dict[str, Any]:
-    from chai_eval.measure.contenders import rebuilt
-    from chai_eval.measure.generation import warm_up
-    from chai_eval.measure.memory import ResidentPeak, measure_memory
-    from chai_eval.models import load
-    from chai_eval.settings import parse_model
-
+def _measured(asked: Mapping[str, Any]) -> Memory:
     model, _ = load(parse_model(asked["model"]))
     contender, point, peak = rebuilt(asked["contender"]), Point(**asked["point"]), ResidentPeak()
     with contender.applied(model):
         warm_up(model, point)
-    found = measure_memory(model, contender, point, asked["seed"], peak)
-    return found | {"kind": peak.name, "peak_reset": peak.reset}
+    return measure_memory(model, contender, point, asked["seed"], peak)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,24 +13,21 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import Membership, Plan
 from chai_eval.measure import generation
-from chai_eval.measure.clock import Clock
-from chai_eval.measure.contenders import Contender
+from chai_eval.measure.clock import Clock, undisturbed
+from chai_eval.measure.contenders import RIVAL_NAMES, Contender
+from chai_eval.measure.figures import Figures, Sample
 from chai_eval.measure.room import OutOfMemory, guarded
 from chai_eval.measure.settings import MeasureSettings, Point
-from chai_eval.measure.statistics import quantiles, ratio
-from chai_eval.measure.turns import turns
-
-# One timed forward pass.
-Sample = dict[str, Any]
+from chai_eval.measure.statistics import Ratio, quantiles, ratio
+from chai_eval.measure.turns import Turn, in_turn
 
 
 @dataclass(frozen=True)
 class Latency:
-    """What a point gave: samples (one per forward pass), clustering shares, and who ran out of memory."""
+    """What a point gave: samples, figures of every contender by name, and those that ran out of memory among them."""
 
     samples: list[Sample]
-    clustering: dict[str, float]
-    out_of_memory: dict[str, OutOfMemory]
+    figures: dict[str, Figures]
 
 
 def measure_latency(
@@ -42,27 +38,38 @@ def measure_latency(
     A contender that runs out of memory has no further turn.
     """
     if not contenders:  # none has room: no more has its prompt
-        return Latency([], {}, {})
+        return Latency([], {})
     tokens = generation.prompt(model, point, settings.seed)
-    samples: list[Sample] = []
     failed: dict[str, OutOfMemory] = {}
-    for repetition in range(-settings.warmup, settings.repetitions):
-        for order, each in enumerate(turns(contenders, repetition)):
-            if each.name in failed:
-                continue
-            with guarded(model.device) as trouble, each.applied(model), undisturbed():
-                times = generation.timed(model, tokens, point.steps, clock)
-            if trouble.found is not None:
-                failed[each.name] = trouble.found
-                samples = [sample for sample in samples if sample["contender"] != each.name]
-            elif repetition >= 0:
-                samples += _samples(each, point, repetition, order, times)
-    shares = {}
+
+    def generate(each: Contender) -> generation.Times | None:
+        if each.name in failed:
+            return None
+        with guarded(model.device) as trouble, each.applied(model), undisturbed():
+            times = generation.timed(model, tokens, point.steps, clock)
+        if trouble.found is not None:
+            failed[each.name] = trouble.found
+            return None
+        return times
+
+    turns = list(
+        in_turn({each.name: partial(generate, each) for each in contenders}, settings.repetitions, settings.warmup)
+    )
+    samples = [sample for turn in turns if turn.contender not in failed for sample in _samples(turn, point)]
+    shares: dict[str, float] = {}
     for each in contenders:
         if each.name not in failed and any(plan.choose is not None for plan in each.plans(model).values()):
-            with guarded(model.device) as trouble:
+            with guarded(model.device):
                 shares[each.name] = clustering_share(model, each, tokens, settings, clock)
-    return Latency(samples, shares, failed)
+    return Latency(
+        samples,
+        {
+            each.name: Figures(out_of_memory=failed[each.name])
+            if each.name in failed
+            else replace(summary(samples, each.name, point), clustering_share=shares.get(each.name))
+            for each in contenders
+        },
+    )
 
 
 @torch.inference_mode()
@@ -80,48 +87,40 @@ def clustering_share(
         plans = {layer: _watched(plan, clock, calls) for layer, plan in contender.plans(model).items()}
         with contender.applied_with(model, plans), undisturbed():
             start = clock.mark()
-            generation.Generation(model, tokens).prefill()
+            generation.Generation(model, tokens).forward()
             end = clock.mark()
         if repetition >= 0:
             shares.append(sum(clock.seconds(*call) for call in calls) / clock.seconds(start, end))
-    return quantiles(shares)["median"]
+    return quantiles(shares).median
 
 
-def summary(samples: Sequence[Sample], names: Sequence[str], point: Point) -> dict[str, dict[str, Any]]:
-    """Figures of every contender that has samples: times in seconds, rates in tokens a second.
-
-    Returns
-    -------
-    dict
-        By contender: `ttft` and `tpot` (quantiles over generations and over tokens), `prefill_tokens_per_second`,
-        `tokens_per_second` (of decoding, all requests together).
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name in names:
-        prefills, steps = by_repetition(samples, name)
-        if not prefills:
-            continue
-        ttft = quantiles(prefills)
-        found[name] = {
-            "ttft": ttft,
-            "prefill_tokens_per_second": point.batch * point.length / ttft["median"],
-        }
-        if point.steps:
-            totals = [sum(each) for each in steps]
-            found[name]["tpot"] = quantiles([seconds for each in steps for seconds in each])
-            found[name]["tokens_per_second"] = point.batch * point.steps / quantiles(totals)["median"]
-    return found
+def summary(samples: Sequence[Sample], name: str, point: Point) -> Figures:
+    """Times and rates of a contender that has samples, and how many times as fast it is as each rival that has."""
+    prefills, steps = by_repetition(samples, name)
+    ttft = quantiles(prefills)
+    against = {rival: ratios(samples, rival, name) for rival in RIVAL_NAMES.values() if rival != name}
+    found = Figures(
+        ttft,
+        point.batch * point.length / ttft.median,
+        times_as_fast_as={rival: each for rival, each in against.items() if each},
+    )
+    if not point.steps:
+        return found
+    return replace(
+        found,
+        tpot=quantiles([seconds for each in steps for seconds in each]),
+        tokens_per_second=point.batch * point.steps / quantiles([sum(each) for each in steps]).median,
+    )
 
 
-def ratios(samples: Sequence[Sample], baseline: str, name: str, point: Point) -> dict[str, dict[str, Any]]:
+def ratios(samples: Sequence[Sample], baseline: str, name: str) -> dict[str, Ratio]:
     """How many times as fast as a baseline a contender is: `ttft`, and `tpot` from each repetition's median token."""
-    first, second = by_repetition(samples, baseline), by_repetition(samples, name)
-    if not first[0] or not second[0]:
+    (first, first_steps), (second, second_steps) = (by_repetition(samples, each) for each in (baseline, name))
+    if not first or not second:
         return {}
-    found = {"ttft": vars(ratio(first[0], second[0]))}
-    if point.steps:
-        medians = [[quantiles(each)["median"] for each in steps] for _, steps in (first, second)]
-        found["tpot"] = vars(ratio(*medians))
+    found = {"ttft": ratio(first, second)}
+    if first_steps[0]:
+        found["tpot"] = ratio(*([quantiles(each).median for each in steps] for steps in (first_steps, second_steps)))
     return found
 
 
@@ -129,27 +128,13 @@ def by_repetition(samples: Sequence[Sample], name: str) -> tuple[list[float], li
     """A contender's times to first token, and its times per token, repetition by repetition."""
     prefills: dict[int, float] = {}
     steps: dict[int, list[float]] = {}
-    for sample in samples:
-        if sample["contender"] == name:
-            if sample["phase"] == "prefill":
-                prefills[sample["repetition"]] = sample["seconds"]
-            else:
-                steps.setdefault(sample["repetition"], []).append(sample["seconds"])
+    for each in samples:
+        if each.contender == name and each.phase == "prefill":
+            prefills[each.repetition] = each.seconds
+        elif each.contender == name:
+            steps.setdefault(each.repetition, []).append(each.seconds)
     order = sorted(prefills)
     return [prefills[each] for each in order], [steps.get(each, []) for each in order]
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Without Python's garbage collector, which would stop some token or other."""
-    gc.collect()
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def _watched(plan: Plan, clock: Clock, calls: list[tuple[Any, Any]]) -> Plan:
@@ -167,8 +152,9 @@ def _watched(plan: Plan, clock: Clock, calls: list[tuple[Any, Any]]) -> Plan:
     return replace(plan, choose=timed_choose)
 
 
-def _samples(each: Contender, point: Point, repetition: int, order: int, times: generation.Times) -> Iterator[Sample]:
-    about = {"contender": each.name, **vars(point), "repetition": repetition, "turn": order}
-    yield {**about, "phase": "prefill", "token": 0, "seconds": times.prefill}
-    for index, seconds in enumerate(times.steps, start=1):
-        yield {**about, "phase": "decode", "token": index, "seconds": seconds}
+def _samples(turn: Turn[generation.Times | None], point: Point) -> Iterator[Sample]:
+    if turn.found is not None:
+        for token, seconds in enumerate((turn.found.prefill, *turn.found.steps)):
+            phase = "decode" if token else "prefill"
+            where = point.length, point.batch, point.new_tokens
+            yield Sample(*where, turn.contender, turn.repetition, turn.place, phase, token, seconds)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import torch
 
 from chai_eval.errors import SettingError
 from chai_eval.measure.contenders import contender
+from chai_eval.measure.figures import Sample
 from chai_eval.measure.grid import check, measure
+from chai_eval.measure.progress import Progress
 from chai_eval.methods import build_method
 from chai_eval.store import result_key, write_record
 from chai_eval.store.provenance import git_revision, machine, versions
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     from chai_eval.settings import Settings
 
 log = logging.getLogger(__name__)
-
-COLUMNS = ("contender", "length", "batch", "new_tokens", "repetition", "turn", "phase", "token", "seconds")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Measurement:
 def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str] | None = None) -> Measurement:
     """Measure a model under the methods of some runs, side by side, and record it.
 
-    It is measured anew each time: a machine is not the same from one hour to the next. The key names what was asked.
+    A finished one is measured anew each time: a machine is not the same from one hour to the next. One that was killed
+    goes on with the points of the grid that it had not come to. The key names what was asked.
 
     Parameters
     ----------
@@ -77,8 +79,9 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
     }
     key = result_key(parts)
     started = time.monotonic()
-    found = measure(loaded.model, methods, first.measure, source=first.model)
     path = first.results_dir / first.model.name / "measure" / key
+    progress = Progress(path / "parts", {"key": key, "threads": torch.get_num_threads()})
+    found = measure(loaded.model, methods, first.measure, source=first.model, progress=progress)
     record = {
         "kind": "measure",
         "key": key,
@@ -91,6 +94,7 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
         "wall_seconds": round(time.monotonic() - started, 3),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_record(path, record, pd.DataFrame(found.samples, columns=list(COLUMNS)))
+    write_record(path, record, pd.DataFrame(found.samples, columns=[each.name for each in fields(Sample)]))
+    progress.finish()
     log.info("measured: %s", path)
     return Measurement(path, record)

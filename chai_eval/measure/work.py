@@ -99,18 +99,12 @@ def pass_work(model: PreTrainedModel, heads: Sequence[LayerHeads], run: Pass) ->
         if isinstance(each, nn.Linear) and id(each) not in seen:
             other = other + _linear(each, run)
     attention = Work()
-    size = _element_size(model)
     for kept in heads:
-        attention = attention + _attention(kept, whole, shape.head_dim, size, run)
+        attention = attention + attention_work(kept, whole, shape.head_dim, model.dtype.itemsize, run)
     parts = {"projections": projections, "attention": attention, "other layers": other}
     if isinstance(head, nn.Linear):
         parts["head"] = _linear(head, Pass(run.batch, 1))
     return parts
-
-
-def attention_work(kept: LayerHeads, whole: LayerHeads, head_dim: int, size: int, run: Pass) -> Work:
-    """What the attention of one layer asks for: scores, values, and keys and values read and the new ones written."""
-    return _attention(kept, whole, head_dim, size, run)
 
 
 def total(parts: dict[str, Work]) -> Work:
@@ -126,14 +120,11 @@ def _linear(layer: nn.Linear, run: Pass, share: float = 1.0) -> Work:
     return Work(2 * run.batch * tokens * weight.numel(), weight.numel() * weight.element_size() * read)
 
 
-def _attention(kept: LayerHeads, whole: LayerHeads, head_dim: int, size: int, run: Pass) -> Work:
+def attention_work(kept: LayerHeads, whole: LayerHeads, head_dim: int, size: int, run: Pass) -> Work:
+    """What the attention of one layer asks for: scores, values, and keys and values read and the new ones written."""
     early, late = run.pairs(0, run.probe), run.pairs(run.probe)
     # Members that share their representative's values share its whole output.
     outputs = kept.scores if kept.values < whole.values else whole.scores
     products = early * 2 * whole.scores + late * (kept.scores + outputs)
     moved = (run.past + 2 * run.queries) * (kept.keys + kept.values)
     return Work(2 * run.batch * head_dim * products, run.batch * head_dim * size * moved)
-
-
-def _element_size(model: PreTrainedModel) -> int:
-    return model.dtype.itemsize

@@ -25,7 +25,7 @@ def page(found: Sequence[Verdict]) -> str:
     parts = [
         "# Models",
         f"Of {len(found)} causal types of transformers: {counts}.",
-        "Made by `python -m chai_eval.benchmark.models`, with "
+        "Made by `python -m chai_eval benchmark models`, with "
         f"{', '.join(f'{name} {known[name]}' for name in PACKAGES if name in known)}; not edited by hand.",
         _how(),
     ]
