@@ -33,9 +33,8 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     done, rows, lines = progress("cache_bytes", arguments), [], []
     for name in arguments.models.split(","):
         settings = shaped(name)
-        counts = {"clusters": settings.clusters}
         found = {}
-        for each in (Contender(BASELINE, "sdpa"), contender(build_method("chai", **counts), counts)):
+        for each in (Contender(BASELINE, "sdpa"), contender(build_method("chai", clusters=settings.clusters))):
             measure = partial(measured, settings, each, arguments.length, not arguments.no_process)
             found[each.name] = done.part(f"{name}-{each.method is None}", Memory, measure)
         rows.append(_row(f"{name}, published counts, {arguments.length} tokens, float32", found))

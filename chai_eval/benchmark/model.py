@@ -49,8 +49,8 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     model, _ = load(source)
     layers = attention_shape(model).layers
     name = f"model-{arguments.model}-{layers}-{arguments.clusters}-{source.dtype}-{model.device.type}"
-    chai = contender(build_method("chai", clusters=counts), {"clusters": counts})
-    found = measure(model, [chai], settings, source=source, progress=progress(name, arguments))
+    methods = [contender(build_method("chai", clusters=counts))]
+    found = measure(model, methods, settings, source=source, progress=progress(name, arguments))
     print(tables(found.record))
     about = f"{arguments.model}, {layers} layers, → {arguments.clusters}, {source.dtype}, {arguments.device}"
     rows = [row for point in found.points for row in _rows(about, point)]

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -106,24 +105,8 @@ class Memory:
         return self.fresh_process if isinstance(self.fresh_process, Memory) else self
 
 
-class Peak(Protocol):
-    """Peak memory of a phase, in bytes; `reset` says whether it can be reset for each."""
-
-    name: str
-    reset: bool
-
-    def start(self) -> None:
-        """Begin a phase."""
-
-    def read(self) -> int:
-        """Most memory in use at once since the phase began."""
-
-    def now(self) -> int:
-        """Memory in use."""
-
-
 class DevicePeak:
-    """Memory that tensors take on a CUDA device."""
+    """Memory that tensors take on a CUDA device: most at once since a phase began, and now."""
 
     name, reset = "device memory allocated", True
 
@@ -176,6 +159,9 @@ class ResidentPeak:
         except OSError:
             return False
         return True
+
+
+Peak = DevicePeak | ResidentPeak
 
 
 @torch.inference_mode()

@@ -67,7 +67,7 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
         method = build_method(each.method.name, **each.method.options)
         method.check(loaded.model)
         modules.add(type(method).__module__)
-        methods.append(contender(method, each.method.options, labels[number] if labels else None))
+        methods.append(contender(method, labels[number] if labels else None))
     parts = {
         "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
         "device": loaded.device,

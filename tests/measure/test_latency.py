@@ -33,7 +33,7 @@ def known_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chai() -> Contender:
-    return contender(build_method("chai", **CHAI), CHAI)
+    return contender(build_method("chai", **CHAI))
 
 
 def measured(model: PreTrainedModel, *methods: Contender, **changes: Any) -> Measured:

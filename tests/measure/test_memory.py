@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from chai_eval.measure.contenders import Contender, contender, described, rebuilt
+from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.fresh import fresh_memory
 from chai_eval.measure.memory import CacheSize, Memory, measure_memory, weight_bytes
 from chai_eval.measure.room import OutOfMemory, free_bytes, guarded, is_out_of_memory
@@ -114,7 +115,7 @@ def test_a_fresh_process_holds_the_cache_that_the_formula_predicts() -> None:
     model = model_settings("tiny_llama_random", config={"hidden_size": 512}, clusters=None)
     point = Point(1900, 1, 4)
     counts = {"clusters": [[1, 4]]}
-    clustered = fresh_memory(model, contender(build_method("chai", **counts), counts), point, 0)
+    clustered = fresh_memory(model, contender(build_method("chai", **counts)), point, 0)
     full = fresh_memory(model, Contender("mha (sdpa)", "sdpa"), point, 0)
     assert isinstance(clustered, Memory)
     assert isinstance(full, Memory)
@@ -136,9 +137,9 @@ def test_a_process_that_runs_out_of_memory_says_so() -> None:
 
 
 def test_a_contender_is_the_same_in_another_process() -> None:
-    options = {"clusters": [[8, 1], [3, 2]], "probe_tokens": 3}
-    for each in (Contender("mha (eager)", "eager"), contender(build_method("chai", **options), options, "chai 2")):
-        assert rebuilt(json.loads(json.dumps(described(each)))) == each
+    method = build_method("chai", clusters=[[8, 1], [3, 2]], probe_tokens=3)
+    for each in (Contender("mha (eager)", "eager"), contender(method, "chai 2")):
+        assert pickle.loads(pickle.dumps(each)) == each
 
 
 def test_words_of_every_allocator_are_known() -> None:
