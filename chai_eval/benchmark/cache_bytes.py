@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from chai_eval.benchmark.records import Row, finish, parser, positive, progress
-from chai_eval.markdown import table
-from chai_eval.measure.contenders import BASELINE, Contender, contender
-from chai_eval.measure.fresh import fresh_memory
-from chai_eval.measure.memory import Memory, measure_memory
-from chai_eval.measure.serialise import to_json
-from chai_eval.measure.settings import Point
+from chai_eval.measure.contenders import contender
+from chai_eval.measure.figures import Measured
+from chai_eval.measure.grid import measure
+from chai_eval.measure.settings import MeasureSettings
 from chai_eval.measure.statistics import Ratio
-from chai_eval.measure.table import mib
+from chai_eval.measure.table import tables
 from chai_eval.methods import build_method
 from chai_eval.models import load, model_settings
 from chai_eval.settings import ModelSettings
@@ -30,16 +27,15 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     options.add_argument("--models", default="llama7b,llama33b")
     options.add_argument("--no-process", action="store_true", help="leave the fresh processes out")
     arguments = options.parse_args(given)
-    done, rows, lines = progress("cache_bytes", arguments), [], []
+    grid = MeasureSettings("memory", (arguments.length,), new_tokens=(1,), rivals=("sdpa",))
+    done, rows = progress("cache_bytes", arguments), []
     for name in arguments.models.split(","):
-        settings = shaped(name)
-        found = {}
-        for each in (Contender(BASELINE, "sdpa"), contender(build_method("chai", clusters=settings.clusters))):
-            measure = partial(measured, settings, each, arguments.length, not arguments.no_process)
-            found[each.name] = done.part(f"{name}-{each.method is None}", Memory, measure)
-        rows.append(_row(f"{name}, published counts, {arguments.length} tokens, float32", found))
-        lines += [{"model": name, "contender": one, **_cells(memory)} for one, memory in found.items()]
-    print(table(lines, left=2))
+        source = shaped(name)
+        model, _ = load(source)
+        chai = contender(build_method("chai", clusters=source.clusters))
+        found = measure(model, [chai], grid, source=None if arguments.no_process else source, progress=done.of(name))
+        print(tables(found.record))
+        rows.append(_row(name, found))
     return finish("cache_bytes", rows, arguments)
 
 
@@ -50,28 +46,13 @@ def shaped(name: str) -> ModelSettings:
     config = {**SMALL, "hidden_size": 4 * settings.architecture["num_attention_heads"]}
     return replace(
         settings, path=None, weights="random", tokenizer="builtin", dtype="float32", device="cpu", config=config
-    )  # fmt: skip
+    )
 
 
-def measured(settings: ModelSettings, each: Contender, length: int, fresh: bool) -> Memory:
-    """Memory of a prefill."""
-    model, _ = load(settings)
-    found = measure_memory(model, each, Point(length, 1, 1), 0, None)
-    return replace(found, fresh_process=fresh_memory(settings, each, Point(length, 1, 1), 0)) if fresh else found
-
-
-def _row(setting: str, found: dict[str, Memory]) -> Row:
-    full, kept = (each.prefill.cache for each in found.values())
+def _row(name: str, found: Measured) -> Row:
+    (point,) = found.points
+    full, kept = (each.memory.prefill.cache for each in point.results.values() if each.memory is not None)
     reached = Ratio(full.allocated_bytes / kept.allocated_bytes, None, None)
-    return Row("K,V bytes", setting, "DynamicCache", reached, full.formula_bytes / kept.formula_bytes, to_json(found))
-
-
-def _cells(memory: Memory) -> dict[str, str]:
-    cache = memory.prefill.cache
-    return {
-        "allocated MiB": mib(cache.allocated_bytes, 2) or "–",
-        "formula MiB": mib(cache.formula_bytes, 2) or "–",
-        "off": f"{100 * (cache.allocated_bytes / cache.formula_bytes - 1):+.2f} %",
-        "saved": f"{100 * cache.saved:.1f} %",
-        "held by the process MiB": mib(memory.peaks.prefill.settled_above_before_bytes, 2) or "–",
-    }
+    setting = f"{name}, published counts, {point.length} tokens, float32"
+    limit = full.formula_bytes / kept.formula_bytes
+    return Row("K,V bytes", setting, "DynamicCache", reached, limit, found.record)

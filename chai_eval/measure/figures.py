@@ -16,18 +16,14 @@ from chai_eval.measure.work import Work
 
 @dataclass(frozen=True)
 class Limit:
-    """What a phase takes at least, its parts one after the other at the machine's ceiling.
+    """What a phase takes at least, its parts (see `work.pass_work`) one after the other at the machine's ceiling.
 
     Attributes
     ----------
-    parts : dict of str to Work
-        See `work.pass_work`; `flops` and `bytes` are those of all parts.
     times_as_fast_as_mha : float
         The most that counted work allows, over the model's own attention.
-    share_reached : float or None
-        Of the ceiling: `seconds` over the measured median.
-    share_of_times : float or None
-        Of `times_as_fast_as_mha`, measured beside the model's own attention.
+    share_reached, share_of_times : float or None
+        Of the ceiling, and of that most, what was measured.
     """
 
     seconds: float

@@ -119,8 +119,8 @@ class _Grid:
         fitting = [each for each in self.entrants if found[each.name].out_of_memory is None]
         samples: list[Sample] = []
         if self.settings.latency:
-            latency = measure_latency(self.model, fitting, point, self.settings, self.clock)
-            found, samples = found | latency.figures, latency.samples
+            times, samples = measure_latency(self.model, fitting, point, self.settings, self.clock)
+            found |= times
         for each in fitting if self.settings.memory else ():
             if found[each.name].out_of_memory is None:
                 found[each.name] = self._with_memory(found[each.name], each, point)

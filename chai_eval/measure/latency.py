@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,33 +16,31 @@ from chai_eval.measure import generation
 from chai_eval.measure.clock import Clock, undisturbed
 from chai_eval.measure.contenders import RIVAL_NAMES, Contender
 from chai_eval.measure.figures import Figures, Sample
+from chai_eval.measure.generation import Times
 from chai_eval.measure.room import OutOfMemory, guarded
 from chai_eval.measure.settings import MeasureSettings, Point
 from chai_eval.measure.statistics import Ratio, quantiles, ratio
 from chai_eval.measure.turns import Turn, in_turn
 
 
-@dataclass(frozen=True)
-class Latency:
-    """What a point gave: samples, figures of every contender by name, and those that ran out of memory among them."""
-
-    samples: list[Sample]
-    figures: dict[str, Figures]
-
-
 def measure_latency(
     model: PreTrainedModel, contenders: Sequence[Contender], point: Point, settings: MeasureSettings, clock: Clock
-) -> Latency:
+) -> tuple[dict[str, Figures], list[Sample]]:
     """Time generations of every contender, in turn within each repetition; warm-up is discarded.
 
-    A contender that runs out of memory has no further turn.
+    A contender that runs out of memory has no further turn, and no samples.
+
+    Returns
+    -------
+    (dict of str to Figures, list of Sample)
+        Figures by contender, and a sample for each forward pass.
     """
     if not contenders:  # none has room: no more has its prompt
-        return Latency([], {})
+        return {}, []
     tokens = generation.prompt(model, point, settings.seed)
     failed: dict[str, OutOfMemory] = {}
 
-    def generate(each: Contender) -> generation.Times | None:
+    def generate(each: Contender) -> Times | None:
         if each.name in failed:
             return None
         with guarded(model.device) as trouble, each.applied(model), undisturbed():
@@ -52,24 +50,20 @@ def measure_latency(
             return None
         return times
 
-    turns = list(
-        in_turn({each.name: partial(generate, each) for each in contenders}, settings.repetitions, settings.warmup)
-    )
-    samples = [sample for turn in turns if turn.contender not in failed for sample in _samples(turn, point)]
-    shares: dict[str, float] = {}
-    for each in contenders:
-        if each.name not in failed and any(plan.choose is not None for plan in each.plans(model).values()):
+    own_turns = {each.name: partial(generate, each) for each in contenders}
+    turns = list(in_turn(own_turns, settings.repetitions, settings.warmup))
+    taken: dict[str, list[Times]] = {}
+    for turn in turns:
+        if turn.found is not None and turn.contender not in failed:
+            taken.setdefault(turn.contender, []).append(turn.found)
+    figures = {name: Figures(out_of_memory=trouble) for name, trouble in failed.items()}
+    for each in (each for each in contenders if each.name in taken):
+        found = figures[each.name] = summary(taken, each.name, point)
+        if any(plan.choose is not None for plan in each.plans(model).values()):
             with guarded(model.device):
-                shares[each.name] = clustering_share(model, each, tokens, settings, clock)
-    return Latency(
-        samples,
-        {
-            each.name: Figures(out_of_memory=failed[each.name])
-            if each.name in failed
-            else replace(summary(samples, each.name, point), clustering_share=shares.get(each.name))
-            for each in contenders
-        },
-    )
+                share = clustering_share(model, each, tokens, settings, clock)
+                figures[each.name] = replace(found, clustering_share=share)
+    return figures, [sample for turn in turns if turn.contender in taken for sample in _samples(turn, point)]
 
 
 @torch.inference_mode()
@@ -94,47 +88,31 @@ def clustering_share(
     return quantiles(shares).median
 
 
-def summary(samples: Sequence[Sample], name: str, point: Point) -> Figures:
-    """Times and rates of a contender that has samples, and how many times as fast it is as each rival that has."""
-    prefills, steps = by_repetition(samples, name)
-    ttft = quantiles(prefills)
-    against = {rival: ratios(samples, rival, name) for rival in RIVAL_NAMES.values() if rival != name}
+def summary(taken: Mapping[str, Sequence[Times]], name: str, point: Point) -> Figures:
+    """Times and rates of a contender, and how many times as fast it is as each rival, from times by repetition."""
+    own = taken[name]
+    ttft = quantiles([each.prefill for each in own])
+    rivals = [rival for rival in RIVAL_NAMES.values() if rival in taken and rival != name]
     found = Figures(
         ttft,
         point.batch * point.length / ttft.median,
-        times_as_fast_as={rival: each for rival, each in against.items() if each},
+        times_as_fast_as={rival: ratios(taken[rival], own) for rival in rivals},
     )
     if not point.steps:
         return found
     return replace(
         found,
-        tpot=quantiles([seconds for each in steps for seconds in each]),
-        tokens_per_second=point.batch * point.steps / quantiles([sum(each) for each in steps]).median,
+        tpot=quantiles([seconds for each in own for seconds in each.steps]),
+        tokens_per_second=point.batch * point.steps / quantiles([sum(each.steps) for each in own]).median,
     )
 
 
-def ratios(samples: Sequence[Sample], baseline: str, name: str) -> dict[str, Ratio]:
-    """How many times as fast as a baseline a contender is: `ttft`, and `tpot` from each repetition's median token."""
-    (first, first_steps), (second, second_steps) = (by_repetition(samples, each) for each in (baseline, name))
-    if not first or not second:
-        return {}
-    found = {"ttft": ratio(first, second)}
-    if first_steps[0]:
-        found["tpot"] = ratio(*([quantiles(each).median for each in steps] for steps in (first_steps, second_steps)))
+def ratios(baseline: Sequence[Times], other: Sequence[Times]) -> dict[str, Ratio]:
+    """How many times as fast as a baseline something is: `ttft`, and `tpot` from each repetition's median token."""
+    found = {"ttft": ratio(*([each.prefill for each in times] for times in (baseline, other)))}
+    if baseline[0].steps:
+        found["tpot"] = ratio(*([quantiles(each.steps).median for each in times] for times in (baseline, other)))
     return found
-
-
-def by_repetition(samples: Sequence[Sample], name: str) -> tuple[list[float], list[list[float]]]:
-    """A contender's times to first token, and its times per token, repetition by repetition."""
-    prefills: dict[int, float] = {}
-    steps: dict[int, list[float]] = {}
-    for each in samples:
-        if each.contender == name and each.phase == "prefill":
-            prefills[each.repetition] = each.seconds
-        elif each.contender == name:
-            steps.setdefault(each.repetition, []).append(each.seconds)
-    order = sorted(prefills)
-    return [prefills[each] for each in order], [steps.get(each, []) for each in order]
 
 
 def _watched(plan: Plan, clock: Clock, calls: list[tuple[Any, Any]]) -> Plan:
@@ -152,9 +130,8 @@ def _watched(plan: Plan, clock: Clock, calls: list[tuple[Any, Any]]) -> Plan:
     return replace(plan, choose=timed_choose)
 
 
-def _samples(turn: Turn[generation.Times | None], point: Point) -> Iterator[Sample]:
+def _samples(turn: Turn[Times | None], point: Point) -> Iterator[Sample]:
     if turn.found is not None:
+        where = point.length, point.batch, point.new_tokens, turn.contender, turn.repetition, turn.place
         for token, seconds in enumerate((turn.found.prefill, *turn.found.steps)):
-            phase = "decode" if token else "prefill"
-            where = point.length, point.batch, point.new_tokens
-            yield Sample(*where, turn.contender, turn.repetition, turn.place, phase, token, seconds)
+            yield Sample(*where, "decode" if token else "prefill", token, seconds)

@@ -65,6 +65,10 @@ class Progress:
         write_document(path, {"asked": self.asked, "found": to_json(part)})
         return part
 
+    def of(self, name: str) -> Progress:
+        """Parts of a part, in a folder of their own."""
+        return Progress(None if self.folder is None else self.folder / name, self.asked)
+
     def finish(self) -> None:
         """Forget all parts: what they were for is recorded."""
         if self.folder is not None:

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from chai_eval.errors import SettingError
-from chai_eval.measure.contenders import contender
+from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.figures import Sample
 from chai_eval.measure.grid import check, measure
 from chai_eval.measure.progress import Progress
@@ -40,8 +40,8 @@ class Measurement:
 def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str] | None = None) -> Measurement:
     """Measure a model under the methods of some runs, side by side, and record it.
 
-    A finished one is measured anew each time: a machine is not the same from one hour to the next. One that was killed
-    goes on with the points of the grid that it had not come to. The key names what was asked.
+    A finished one is measured anew: a machine is not the same from one hour to the next. One that was killed goes on
+    with the points of the grid that it had not come to. The key names what was asked.
 
     Parameters
     ----------
@@ -62,25 +62,15 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
     if first.measure is None:
         raise SettingError("measure: 'off' given; allowed: latency, memory, full")
     check(loaded.model, first.measure)
-    methods, modules = [], {"chai_eval.attention"}
+    methods = []
     for number, each in enumerate(runs):
         method = build_method(each.method.name, **each.method.options)
         method.check(loaded.model)
-        modules.add(type(method).__module__)
         methods.append(contender(method, labels[number] if labels else None))
-    parts = {
-        "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
-        "device": loaded.device,
-        "methods": [{"name": each.name, **each.as_config()} for each in methods],
-        "measure": first.measure.as_config(),
-        "versions": {package: versions()[package] for package in ("torch", "transformers")},
-        "code": loaded.code.version(*modules),
-        "machine": machine(),
-    }
-    key = result_key(parts)
-    started = time.monotonic()
+    parts = _key_parts(first, loaded, methods)
+    key, started = result_key(parts), time.monotonic()
     path = first.results_dir / first.model.name / "measure" / key
-    progress = Progress(path / "parts", {"key": key, "threads": torch.get_num_threads()})
+    progress = Progress(path / "parts", {"threads": torch.get_num_threads()})
     found = measure(loaded.model, methods, first.measure, source=first.model, progress=progress)
     record = {
         "kind": "measure",
@@ -90,7 +80,7 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
         "key_parts": parts,
         "versions": versions(),
         "git": git_revision(),
-        "machine": machine(),
+        "machine": parts["machine"],
         "wall_seconds": round(time.monotonic() - started, 3),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -98,3 +88,16 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
     progress.finish()
     log.info("measured: %s", path)
     return Measurement(path, record)
+
+
+def _key_parts(first: Settings, loaded: LoadedModel, methods: Sequence[Contender]) -> dict[str, Any]:
+    modules, known = (type(each.method).__module__ for each in methods), versions()
+    return {
+        "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
+        "device": loaded.device,
+        "methods": [{"name": each.name, **each.as_config()} for each in methods],
+        "measure": None if first.measure is None else first.measure.as_config(),
+        "versions": {package: known[package] for package in ("torch", "transformers")},
+        "code": loaded.code.version("chai_eval.attention", *modules),
+        "machine": machine(),
+    }

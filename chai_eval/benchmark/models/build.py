@@ -44,20 +44,15 @@ _SIZES: tuple[tuple[Any, str], ...] = (
     (0.2, "initializer_range init_std"),
     (32, "q_lora_rank o_lora_rank laurel_rank hidden_size_per_layer_input ple_embed_dim hc_lowrank gated_norm_rank "
          "loop_gate_rank"),
-    (16, "kv_lora_rank"),
+    (16, "kv_lora_rank qk_head_dim index_topk index_head_dim"),
     (8, "qk_rope_head_dim qk_nope_head_dim"),
-    (16, "qk_head_dim"),
     (12, "v_head_dim"),
-    (16, "index_topk"),
-    (2, "index_n_heads"),
-    (16, "index_head_dim"),
-    (True, "use_sliding_window"),
     (LAYERS // 2, "max_window_layers"),
-    (2, "sliding_window_pattern _sliding_window_pattern global_attn_every_n_layers no_rope_layer_interval"),
-    (True, "is_decoder"),
+    (True, "use_sliding_window is_decoder"),
     (0, "pad_token_id"),
     (1, "bos_token_id"),
-    (2, "eos_token_id"),
+    (2, "index_n_heads sliding_window_pattern _sliding_window_pattern global_attn_every_n_layers "
+        "no_rope_layer_interval eos_token_id"),
 )  # fmt: skip
 # State spaces have heads times head dimension twice the hidden size.
 SIZES = {name: value for value, names in _SIZES for name in names.split()}
