@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from chai_eval.attention import Membership, Rows, membership_from_labels, shared_attention
+from chai_eval.attention import Membership, Rows, SharedHeads, View, membership_from_labels, shared_attention
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
 from chai_eval.measure.statistics import ratio
 from chai_eval.measure.turns import seconds_in_turn
@@ -83,12 +83,12 @@ class LayerTensors:
     kept_query: Tensor
     kept_key: Tensor
     room: Tensor
-    membership: Membership
-    rows: Rows
+    shared: SharedHeads
+    view: View
 
     def clustered(self) -> Tensor:
         """Output of every head by its cluster's probabilities."""
-        return shared_attention(self.kept_query, self.kept_key, self.room, self.membership, self.rows, SCALING)
+        return shared_attention(self.kept_query, self.kept_key, self.room, self.shared, self.view)
 
     def plain(self, causal: bool) -> Tensor:
         """Every head by its own scores, by PyTorch's own kernel."""
@@ -101,7 +101,8 @@ class LayerTensors:
         ------
         AssertionError
         """
-        chosen = self.membership.representative.gather(1, self.membership.cluster)[0]
+        membership = self.shared.membership
+        chosen = membership.representative.gather(1, membership.cluster)[0]
         with torch.inference_mode():
             expected = replace(self, query=self.query[:, chosen], key=self.key[:, chosen]).plain(causal)
             off = (self.clustered() - expected).abs().max().item()
@@ -126,7 +127,8 @@ def layer_tensors(shape: Shape, seed: int) -> LayerTensors:
     if not shape.causal:
         rows = rows.after(torch.tensor([keys - queries], device=device), keys - queries, aligned=True)
     kept_query = query[:, membership.representative[0]].contiguous()
-    return LayerTensors(query, key, value[:, :, :keys], kept_query, kept_key, value, membership, rows)
+    shared, view = SharedHeads.of(membership, HEADS), View(rows, SCALING)
+    return LayerTensors(query, key, value[:, :, :keys], kept_query, kept_key, value, shared, view)
 
 
 def _uneven(clusters: int, generator: torch.Generator, device: torch.device) -> Membership:

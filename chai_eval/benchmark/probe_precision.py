@@ -27,9 +27,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan, clustered, probe_features, probe_probabilities
+from chai_eval.attention import Hooks, Membership, ProbePlan, apply, probe_features, probe_probabilities
 from chai_eval.attention.inject import attention_layers, attention_shape
-from chai_eval.attention.kernels.products import multiplies
+from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import membership_of
 from chai_eval.benchmark.records import file_name, parser, positive, write
 from chai_eval.calibration.folder import runs
@@ -136,8 +136,10 @@ def memberships(
         kept[layer].append(membership_of(features, wanted[layer]))
         return kept[layer][-1]
 
-    plans = {layer: Plan(PROBE, partial(choose, layer)) for layer in wanted}
-    with clustered(model, plans, "one_pass"):
+    plans = {
+        layer: ProbePlan(clusters=wanted[layer], probe_tokens=PROBE, cluster=partial(choose, layer)) for layer in wanted
+    }
+    with apply(model, Hooks(plans, "one_pass")):
         for batch in batches((each[: PROBE + 1] for each in requests), BATCH):  # which later tokens don't change
             model(input_ids=batch, use_cache=False, logits_to_keep=1)
     return {
@@ -160,8 +162,11 @@ def divergences(
             imposed = {
                 layer: Membership(each.cluster[part], each.representative[part]) for layer, each in found.items()
             }
-            plans = {layer: Plan(PROBE, lambda *_, known=each: known) for layer, each in imposed.items()}
-            with clustered(model, plans, "one_pass"):
+            plans = {
+                layer: ProbePlan(clusters=each.clusters, probe_tokens=PROBE, cluster=lambda *_, known=each: known)
+                for layer, each in imposed.items()
+            }
+            with apply(model, Hooks(plans, "one_pass")):
                 taken[name].append(kl_divergence(expected, _log_probabilities(model, batch)).double().mean(1))
     return {name: torch.cat(each) for name, each in taken.items()}
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Plan, Takeover, clustered
+from chai_eval.attention import Hooks, Plan, Takeover, apply
 from chai_eval.attention.inject import attention_shape
 from chai_eval.measure.settings import MeasureSettings
 from chai_eval.methods import Method
@@ -64,7 +64,7 @@ class Contender:
         with _implementation(model, IMPLEMENTATIONS.get(self.rival or "sdpa", "sdpa")):
             if self.rival == "rows":
                 # No layer has a plan, so each keeps every head: plain attention on the cache that methods have.
-                with clustered(model, {}) as handle:
+                with apply(model, Hooks()) as handle:
                     yield handle
             elif self.method is not None:
                 with self.method.applied(model) as handle:
@@ -76,7 +76,7 @@ class Contender:
     def applied_with(self, model: PreTrainedModel, plans: dict[int, Plan]) -> Iterator[None]:
         """Run the model under a clustering method, with plans that stand in for its own."""
         assert isinstance(self.method, Clustering)
-        with _implementation(model, "sdpa"), clustered(model, plans, self.method.prefill):
+        with _implementation(model, "sdpa"), apply(model, Hooks(plans, self.method.prefill)):
             yield
 
     def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
@@ -96,7 +96,7 @@ class Contender:
             if plan is None:
                 found.append(every)
                 continue
-            clusters = plan.membership.clusters if plan.membership is not None else counts[layer]
+            clusters = plan.clusters
             kept = min(clusters, shape.kv_heads)
             found.append(LayerHeads(clusters, kept, kept if plan.share_value else shape.kv_heads))
         return found

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan
+from chai_eval.attention import Membership, Plan, ProbePlan
 from chai_eval.measure import generation
 from chai_eval.measure.clock import Clock, undisturbed
 from chai_eval.measure.contenders import RIVAL_NAMES, Contender
@@ -59,7 +59,7 @@ def measure_latency(
     figures = {name: Figures(out_of_memory=trouble) for name, trouble in failed.items()}
     for each in (each for each in contenders if each.name in taken):
         found = figures[each.name] = summary(taken, each.name, point)
-        if any(plan.choose is not None for plan in each.plans(model).values()):
+        if any(plan.probe_tokens for plan in each.plans(model).values()):
             with guarded(model.device):
                 share = clustering_share(model, each, tokens, settings, clock)
                 figures[each.name] = replace(found, clustering_share=share)
@@ -117,17 +117,17 @@ def ratios(baseline: Sequence[Times], other: Sequence[Times]) -> dict[str, Ratio
 
 def _watched(plan: Plan, clock: Clock, calls: list[tuple[Any, Any]]) -> Plan:
     """A plan that notes when its memberships are being found."""
-    choose = plan.choose
-    if choose is None:
+    if not isinstance(plan, ProbePlan):
         return plan
+    cluster = plan.cluster
 
-    def timed_choose(query: Tensor, key: Tensor, scaling: float) -> Membership:
+    def timed(query: Tensor, key: Tensor, scaling: float) -> Membership:
         start = clock.mark()
-        found = choose(query, key, scaling)
+        found = cluster(query, key, scaling)
         calls.append((start, clock.mark()))
         return found
 
-    return replace(plan, choose=timed_choose)
+    return replace(plan, cluster=timed)
 
 
 def _samples(turn: Turn[Times | None], point: Point) -> Iterator[Sample]:

@@ -207,7 +207,7 @@ def cache_size(cache: Cache, model: PreTrainedModel, tokens: int) -> CacheSize:
         return CacheSize("full cache", _storage(held), full, full, full, 0)
     clustered = any(layer.membership is not None for layer in rows)
     elements = sum(formula_elements(layer, shape.heads, shape.kv_heads, shape.head_dim) for layer in rows)
-    narrow = [each.weight for layer in rows for each in layer.narrow.values()]
+    narrow = [each.weight for layer in rows for each in layer.projections.values()]
     return CacheSize(
         "clustered" if clustered else "full cache",
         sum(layer.nbytes() for layer in rows),
