@@ -23,6 +23,7 @@ from chai_eval.measure.progress import Progress
 from chai_eval.measure.room import foreseen, guarded
 from chai_eval.measure.settings import MeasureSettings, Point, check_positions
 from chai_eval.measure.work import Pass, pass_work, total
+from chai_eval.methods.base import plain_footprint
 from chai_eval.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -124,11 +125,8 @@ class _Grid:
         for each in fitting if self.settings.memory else ():
             if found[each.name].out_of_memory is None:
                 found[each.name] = self._with_memory(found[each.name], each, point)
-        found |= {
-            each.name: replace(found[each.name], limit=self._limits(found[each.name], each, point))
-            for each in self.entrants
-            if each.counted
-        }
+        for each in self.entrants:
+            found[each.name] = replace(found[each.name], limit=self._limits(found[each.name], each, point))
         return Part(PointFigures(point.length, point.batch, point.new_tokens, found), samples)
 
     def _with_memory(self, figures: Figures, each: Contender, point: Point) -> Figures:
@@ -146,11 +144,13 @@ class _Grid:
 
     def _limits(self, figures: Figures, each: Contender, point: Point) -> dict[str, Limit]:
         """What each phase takes at the machine's ceiling, and how many times as fast as MHA that allows it to be."""
-        mha, found = Contender(BASELINE, "sdpa"), {}
+        found: dict[str, Limit] = {}
+        layers = each.footprint(self.model)
         for figure in ("ttft", "tpot") if point.steps else ("ttft",):
-            own, plain = (
-                pass_work(self.model, one.heads(self.model), _pass(one, point, figure)) for one in (each, mha)
-            )
+            if layers is None:
+                continue
+            run = _pass(point, figure)
+            own, plain = (pass_work(self.model, one, run) for one in (layers, plain_footprint(self.model)))
             seconds, whole = self.ceiling.seconds(own), total(own)
             times = self.ceiling.seconds(plain) / seconds
             taken, beside = figures.time(figure), figures.times_as_fast_as.get(BASELINE, {}).get(figure)
@@ -166,10 +166,10 @@ class _Grid:
         return found
 
 
-def _pass(each: Contender, point: Point, figure: str) -> Pass:
+def _pass(point: Point, figure: str) -> Pass:
     """The forward pass of a phase; of decoding the one in the middle, as work grows evenly with the tokens before."""
     if figure == "ttft":
-        return Pass(point.batch, point.length, probe=min(each.probe_tokens, point.length))
+        return Pass(point.batch, point.length)
     return Pass(point.batch, 1, past=point.length + (point.steps - 1) / 2)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan, ProbePlan
+from chai_eval.attention import Membership, Plan, ProbePlan, apply
 from chai_eval.measure import generation
 from chai_eval.measure.clock import Clock, undisturbed
 from chai_eval.measure.contenders import RIVAL_NAMES, Contender
@@ -59,7 +59,7 @@ def measure_latency(
     figures = {name: Figures(out_of_memory=trouble) for name, trouble in failed.items()}
     for each in (each for each in contenders if each.name in taken):
         found = figures[each.name] = summary(taken, each.name, point)
-        if any(plan.probe_tokens for plan in each.plans(model).values()):
+        if any(plan.probe_tokens for plan in each.hooks(model).plans.values()):
             with guarded(model.device):
                 share = clustering_share(model, each, tokens, settings, clock)
                 figures[each.name] = replace(found, clustering_share=share)
@@ -78,8 +78,9 @@ def clustering_share(
     shares = []
     for repetition in range(-settings.warmup, settings.repetitions):
         calls: list[tuple[Any, Any]] = []
-        plans = {layer: _watched(plan, clock, calls) for layer, plan in contender.plans(model).items()}
-        with contender.applied_with(model, plans), undisturbed():
+        hooks = contender.hooks(model)
+        hooks.plans = {layer: _watched(plan, clock, calls) for layer, plan in hooks.plans.items()}
+        with apply(model, hooks), undisturbed():
             start = clock.mark()
             generation.Generation(model, tokens).forward()
             end = clock.mark()
