@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from chai_eval.attention.inject import attention_shape
-from chai_eval.benchmark.records import file_name, parser, positive, write
+from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import elbows, kv_saving, towards
 from chai_eval.calibration.folder import runs
@@ -33,14 +32,10 @@ SHARES = [step / 100 for step in range(5, 201)]
 
 def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     """Compare all, print the table, write the record."""
-    options = parser("fidelity", __doc__, out=Path("results/fidelity"))
-    options.add_argument("--model", default="smollm2_mha")
+    options = text_parser("fidelity", __doc__)
     options.add_argument("--calibration", help="a folder; the model's own by default")
     options.add_argument("--preset", default="balanced", choices=PRESETS)
-    options.add_argument("--text", required=True, help="text that the calibration has not seen: a file, c4, passages")
     options.add_argument("--tokens", type=positive, default=256, help="tokens of a sequence")
-    options.add_argument("--sequences", type=positive, default=64)
-    options.add_argument("--seed", type=int, default=99, help="order of the text")
     options.add_argument("--counts", type=json.loads, help="cluster counts of your own, such as [[9,17],[3,13]]")
     arguments = options.parse_args(given)
     settings = model_settings(arguments.model)

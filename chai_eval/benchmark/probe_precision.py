@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from chai_eval.attention import Hooks, Membership, ProbePlan, apply, probe_featu
 from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import membership_of
-from chai_eval.benchmark.records import file_name, parser, positive, write
+from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration.folder import runs
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.markdown import table
@@ -54,14 +53,10 @@ Look = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     """Compare partitions and divergences, print both, write the record."""
-    options = parser("probe_precision", __doc__, out=Path("results/probe_precision"))
-    options.add_argument("--model", default="smollm2_mha")
+    options = text_parser("probe_precision", __doc__)
     options.add_argument("--clusters", help="name of a preset; the model's own clusters by default")
-    options.add_argument("--text", required=True, help="a file, c4, passages")
     options.add_argument("--requests", type=positive, default=512, help="whose partitions are compared")
-    options.add_argument("--sequences", type=positive, default=64, help="of these, whose divergence is taken")
     options.add_argument("--tokens", type=positive, default=128, help="tokens of a sequence")
-    options.add_argument("--seed", type=int, default=99, help="order of the text")
     arguments = options.parse_args(given)
     settings = replace(model_settings(arguments.model), dtype="float32")
     model, tokenizer = load(settings)

@@ -97,6 +97,16 @@ def parser(name: str, about: str | None, *, repetitions: int | None = None, out:
     return options
 
 
+def text_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """Options of a comparison on text; its records have a folder of their own."""
+    options = parser(name, about, out=Path("results") / name)
+    options.add_argument("--model", default="smollm2_mha")
+    options.add_argument("--text", required=True, help="text that no calibration has seen: a file, c4, passages")
+    options.add_argument("--seed", type=int, default=99, help="order of the text")
+    options.add_argument("--sequences", type=positive, default=64, help="whose divergence is taken")
+    return options
+
+
 def progress(name: str, arguments: argparse.Namespace) -> Progress:
     """What an interrupted run of the same benchmark, with the same options on the same machine, has left."""
     asked = {key: value for key, value in vars(arguments).items() if key != "out"}

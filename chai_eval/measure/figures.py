@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from chai_eval.attention.inject import AttentionShape
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.memory import Memory
 from chai_eval.measure.room import OutOfMemory
@@ -88,7 +89,7 @@ class Sample(Point):
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelFacts(AttentionShape):
     """The model that was measured; `layers_kept` says so where only its first layers were."""
 
     name: str
@@ -96,10 +97,6 @@ class ModelFacts:
     dtype: str
     device: str
     weight_bytes: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     layers_kept: str | None = None
 
 

@@ -178,16 +178,12 @@ def _model_facts(model: PreTrainedModel, source: ModelSettings | None) -> ModelF
     if source is not None and source.layers is not None:
         whole = source.whole_config.get("num_hidden_layers")
         kept = f"{source.layers} of its {f'{whole} ' if whole else ''}layers only"
-    shape = attention_shape(model)
     return ModelFacts(
+        **vars(attention_shape(model)),
         name=source.name if source is not None else model.config.model_type,
         weights=source.weights if source is not None else None,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         weight_bytes=weight_bytes(model),
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
         layers_kept=kept,
     )
