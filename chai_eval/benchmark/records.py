@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from chai_eval.benchmark.promises import promised
-from chai_eval.checksum import DamagedError, read_document
+from chai_eval.checksum import DamagedError, read_document, write_document
 from chai_eval.errors import RunError
 from chai_eval.markdown import table
-from chai_eval.measure.progress import Progress, write_document
+from chai_eval.measure.progress import Progress
 from chai_eval.measure.serialise import from_json, to_json
 from chai_eval.measure.statistics import Ratio
 
@@ -126,7 +126,7 @@ def write(name: str, path: Path, content: Mapping[str, Any]) -> None:
     """Write the record of a benchmark: what it found, and on which machine."""
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     about = {"threads": torch.get_num_threads(), **provenance(), "finished": finished}
-    write_document(path, {"benchmark": name, **content, **about})
+    write_document(path, {"benchmark": name, **content, **about}, files={})
     print(f"written to {path}")
 
 

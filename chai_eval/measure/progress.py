@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chai_eval.checksum import DamagedError, read_document, sealed
+from chai_eval.checksum import DamagedError, read_document, write_document
 from chai_eval.errors import RunError
 from chai_eval.measure.serialise import from_json, to_json
 
@@ -62,7 +61,10 @@ class Progress:
         except (OSError, DamagedError, LookupError, TypeError, ValueError) as error:
             log.warning("%s: measured again (%s)", path, error)
         part = measure()
-        write_document(path, {"asked": self.asked, "found": to_json(part)})
+        try:
+            write_document(path, {"asked": self.asked, "found": to_json(part)}, files={})
+        except OSError as error:
+            raise RunError(f"{path}: can't be written ({error.strerror or error})") from error
         return part
 
     def of(self, name: str) -> Progress:
@@ -73,21 +75,3 @@ class Progress:
         """Forget all parts: what they were for is recorded."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def write_document(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON values with their checksum, whole or not at all.
-
-    Raises
-    ------
-    RunError
-        Where it can't be written.
-    """
-    text = json.dumps(sealed(content, {}), indent=1) + "\n"
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise RunError(f"{path}: can't be written ({error.strerror or error})") from error

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from chai_eval.benchmark import all as all_of_them
-from chai_eval.benchmark import attention, cache_bytes, command, membership
+from chai_eval.benchmark import attention, command, membership, model
 from chai_eval.benchmark.attention import LayerTensors, Shape, layer_tensors
 from chai_eval.benchmark.records import PUBLISHED, Row, records, rows_of, rows_table
 from chai_eval.measure.figures import Measured
@@ -42,7 +42,7 @@ def test_a_wrong_result_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_of_the_papers_model_is_what_the_formula_says(tmp_path: Path) -> None:
-    (row,) = cache_bytes.main(["--length", "32", "--models", "llama7b", "--no-process", "--out", str(tmp_path)])
+    (row,) = model.cache_bytes(["--length", "32", "--models", "llama7b", "--no-process", "--out", str(tmp_path)])
     assert row.met
     assert row.reached.value == pytest.approx(1 / (1 - 0.19140625), rel=0.01)
 
