@@ -20,8 +20,8 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.all import records
 from chai_eval.attention.inject import AttentionShape
+from chai_eval.benchmark.records import records
 from chai_eval.calibration.collect import Collected, _resume, _Saves
 from chai_eval.calibration.sensitivity import _known
 from chai_eval.calibration.sums import Sums
@@ -192,13 +192,7 @@ def benchmark(folder: Path) -> Kind:
     path = folder / "decode.json"
     path.write_text(json.dumps(sealed({"benchmark": "decode", "rows": [{"reached": 1.75}], "threads": 2}, {})))
 
-    def read() -> Any:
-        try:
-            return records([path])
-        except SystemExit as error:
-            raise RunError(str(error)) from error
-
-    return Kind(path, read)
+    return Kind(path, lambda: records([path]))
 
 
 def journal(folder: Path) -> Kind:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Takeover, apply
 from chai_eval.measure.settings import MeasureSettings
-from chai_eval.methods import Method, build_method
+from chai_eval.methods import Method
 from chai_eval.methods.base import LayerFootprint, plain_footprint
 
 # What ratios are taken to, in this order of preference.
@@ -33,14 +33,11 @@ class Contender:
     rival : str or None
         `sdpa`, `eager`, `flash` or `rows`; None for a method.
     method : Method or None
-    options : mapping
-        The method's settings as given, from which a fresh process builds it again.
     """
 
     name: str
     rival: str | None = None
     method: Method | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[Takeover | None]:
@@ -87,22 +84,9 @@ def contenders(
     return [*found, *(each for each in methods if getattr(each.method, "name", None) != "mha")], notes
 
 
-def contender(method: Method, options: Mapping[str, Any] | None = None, name: str | None = None) -> Contender:
-    """A method as a contender."""
-    return Contender(name or method.name, None, method, dict(options or {}))
-
-
-def rebuilt(spec: Mapping[str, Any]) -> Contender:
-    """A contender from what `described` made of it, in another process."""
-    if spec["method"] is None:
-        return Contender(spec["name"], spec["rival"])
-    return contender(build_method(spec["method"], **spec["options"]), spec["options"], spec["name"])
-
-
-def described(each: Contender) -> dict[str, Any]:
-    """A contender as plain JSON values from which `rebuilt` makes it again."""
-    method = None if each.method is None else each.method.name
-    return {"name": each.name, "rival": each.rival, "method": method, "options": dict(each.options)}
+def contender(method: Method, name: str | None = None) -> Contender:
+    """A method as a contender, under its own name or another."""
+    return Contender(name or method.name, None, method)
 
 
 def distinct_names(methods: Sequence[Contender]) -> list[Contender]:

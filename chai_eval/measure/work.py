@@ -96,9 +96,8 @@ def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pas
         if isinstance(each, nn.Linear) and id(each) not in seen:
             other = other + _linear(each, run)
     attention = Work()
-    size = _element_size(model)
     for kept in layers:
-        attention = attention + attention_work(kept, whole, shape.head_dim, size, run)
+        attention = attention + attention_work(kept, whole, shape.head_dim, model.dtype.itemsize, run)
     parts = {"projections": projections, "attention": attention, "other layers": other}
     if isinstance(head, nn.Linear):
         parts["head"] = _linear(head, Pass(run.batch, 1))
@@ -138,7 +137,3 @@ def _linear(layer: nn.Linear, run: Pass, share: float = 1.0, early: int = 0) -> 
     tokens = early + (run.queries - early) * share
     read = share if early == 0 else 1.0  # the probe needs all of the weights
     return Work(2 * run.batch * tokens * weight.numel(), weight.numel() * weight.element_size() * read)
-
-
-def _element_size(model: PreTrainedModel) -> int:
-    return model.dtype.itemsize

@@ -28,9 +28,9 @@ def counted(model: PreTrainedModel, each: Contender, point: Point) -> tuple[int,
     with torch.inference_mode(), each.applied(model):
         run = Generation(model, prompt(model, point, 0))
         with FlopCounterMode(display=False) as prefill:
-            run.prefill()
+            run.forward()
         with FlopCounterMode(display=False) as step:
-            run.step()
+            run.forward()
     return prefill.get_total_flops(), step.get_total_flops()
 
 

@@ -7,22 +7,27 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import positive
-from benchmarks.models.build import kinds
-from benchmarks.models.page import page
-from benchmarks.models.sweep import sweep
-from benchmarks.models.verdict import BAD, Verdict
+from chai_eval.benchmark.models.build import kinds
+from chai_eval.benchmark.models.page import page
+from chai_eval.benchmark.models.sweep import sweep
+from chai_eval.benchmark.models.verdict import BAD, Verdict
+from chai_eval.benchmark.records import positive
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path("docs/models.md")
 
 
-def main(given: Sequence[str] | None = None) -> list[Verdict]:
-    """Judge them all, write the page, and end with 1 where one is wrong."""
-    options = argparse.ArgumentParser(prog="python -m benchmarks.models", description=(__doc__ or "").strip())
+def main(given: Sequence[str]) -> int:
+    """Judge as `judged` does; 1 where a type is wrong."""
+    return int(any(each.verdict in BAD for each in judged(given)))
+
+
+def judged(given: Sequence[str]) -> list[Verdict]:
+    """Judge all types that are given, and write the page."""
+    options = argparse.ArgumentParser("python -m chai_eval benchmark models", description=__doc__)
     options.add_argument("kinds", nargs="*", metavar="type", help="model types; all of the installed transformers")
     options.add_argument("--processes", type=positive, default=2, help="types judged at once, on one thread each")
     options.add_argument("--seconds", type=positive, default=180, help="time that one type may take")
-    options.add_argument("--out", type=Path, default=None, help=f"page to write; of all types {PAGE.name} in docs")
+    options.add_argument("--out", type=Path, default=None, help=f"page to write; of all types {PAGE}")
     arguments = options.parse_args(given)
     if unknown := sorted({*arguments.kinds} - {*kinds()}):
         options.error(f"type: {', '.join(unknown)} given; allowed: causal types of the installed transformers")
@@ -37,7 +42,3 @@ def main(given: Sequence[str] | None = None) -> list[Verdict]:
         out.write_text(page(found), encoding="utf-8")
         print(f"written to {out}")
     return found
-
-
-if __name__ == "__main__":
-    raise SystemExit(int(any(each.verdict in BAD for each in main())))

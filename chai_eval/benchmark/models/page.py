@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.models.build import WINDOW
-from benchmarks.models.compare import LENGTHS, METHODS, MODES
-from benchmarks.models.verdict import FAILED, REFUSED, RIGHT, TOLERANCE, UNBUILT, WRONG, Verdict
+from chai_eval.benchmark.models.build import WINDOW
+from chai_eval.benchmark.models.compare import LENGTHS, METHODS, MODES
+from chai_eval.benchmark.models.verdict import FAILED, REFUSED, RIGHT, TOLERANCE, UNBUILT, WRONG, Verdict
 from chai_eval.markdown import markdown
 from chai_eval.store.provenance import versions
 
@@ -25,7 +25,7 @@ def page(found: Sequence[Verdict]) -> str:
     parts = [
         "# Models",
         f"Of {len(found)} causal types of transformers: {counts}.",
-        "Made by `python -m benchmarks.models`, with "
+        "Made by `python -m chai_eval benchmark models`, with "
         f"{', '.join(f'{name} {known[name]}' for name in PACKAGES if name in known)}; not edited by hand.",
         _how(),
     ]

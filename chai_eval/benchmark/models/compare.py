@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.models.build import HEADS, LAYERS, VOCABULARY
 from chai_eval.attention import Plan
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.passes import CACHE_NAMES
+from chai_eval.benchmark.models.build import HEADS, LAYERS, VOCABULARY
 from chai_eval.methods import Method, build_method
 from chai_eval.methods.chai import CHAI
 from chai_eval.scoring.pack import ScoringRequest, batches, documents, packed_input
@@ -211,7 +211,8 @@ def _cached(chunks: Sequence[int]) -> Callable[[PreTrainedModel, Reference], lis
 def _generated(model: PreTrainedModel, asked: Reference) -> list[Tensor]:
     ids, mask = padded(asked.prompts)
     asked_for = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    return list(model.generate(input_ids=ids, attention_mask=mask, **asked_for)[:, ids.shape[1] :])
+    generate: Any = model.generate
+    return list(generate(input_ids=ids, attention_mask=mask, **asked_for)[:, ids.shape[1] :])
 
 
 def _texts(asked: Reference) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """How often clusters found in a bfloat16 probe differ from those of the float32 model, and what that costs.
 
-    python -m benchmarks.probe_precision --text FILE
+    python -m chai_eval benchmark probe_precision --text FILE
 
 Partitions are compared request by request and layer by layer, over the layers that are clustered. The cost is that of
 the bfloat16 model under CHAI with the clusters that it finds itself, against the same with those of the float32 model.
@@ -8,20 +8,17 @@ the bfloat16 model under CHAI with the clusters that it finds itself, against th
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from chai_eval.attention.kernels.products import multiplies
 from statsmodels.stats.weightstats import DescrStatsW
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
@@ -29,13 +26,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from benchmarks.common import RESULTS, positive, writable, write
 from chai_eval.attention import Hooks, Membership, ProbePlan, apply, probe_features, probe_probabilities
 from chai_eval.attention.inject import attention_layers, attention_shape
+from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import membership_of
+from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration_file import runs
 from chai_eval.data.text import batches, cut, open_text
-from chai_eval.markdown import markdown
+from chai_eval.markdown import table
+from chai_eval.measure.serialise import to_json
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.scoring.divergence import kl_divergence
@@ -53,17 +52,39 @@ Memberships = dict[int, Membership]
 Look = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True)
+class Partitions:
+    """How many partitions, and requests, differ from those that the float32 model finds."""
+
+    partitions: int
+    differ: int
+    requests: int
+    requests_that_differ: int
+    by_layer: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Mean divergence over sequences (nats), Student's 95 % interval, and what that is beyond the float32 clusters'."""
+
+    value: float
+    low: float | None
+    high: float | None
+    samples: list[float]
+    more: Cost | None = None
+
+    @property
+    def shown(self) -> str:
+        """As a cell of a table."""
+        return f"{self.value:.5f}" + ("" if self.low is None else f" ({self.low:.5f} to {self.high:.5f})")
+
+
 def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     """Compare partitions and divergences, print both, write the record."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--model", default="smollm2_mha")
+    options = text_parser("probe_precision", __doc__)
     options.add_argument("--clusters", help="name of a preset; the model's own clusters by default")
-    options.add_argument("--text", required=True, help="a file, c4, passages")
     options.add_argument("--requests", type=positive, default=512, help="whose partitions are compared")
-    options.add_argument("--sequences", type=positive, default=64, help="of these, whose divergence is taken")
     options.add_argument("--tokens", type=positive, default=128, help="tokens of a sequence")
-    options.add_argument("--seed", type=int, default=99, help="order of the text")
-    options.add_argument("--out", type=writable, default=RESULTS / "probe_precision", help="folder of the record")
     arguments = options.parse_args(given)
     settings = replace(model_settings(arguments.model), dtype="float32")
     model, tokenizer = load(settings)
@@ -74,19 +95,19 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
     requests = list(itertools.islice(cut(text.documents, tokenizer, arguments.tokens), arguments.requests))
     with nullcontext() if multiplies(HALF, model.device) else _InFloat32(), torch.inference_mode():
         found = _found(model, half, requests, wanted)
-        costs = _costs(model, half, requests[: arguments.sequences], wanted, found)
+        costs, partitions = _costs(model, half, requests[: arguments.sequences], found), _partitions(found)
     record = {
         "model": settings.name,
         "clusters": runs(list(counts)),
         "text": text.name,
         "tokens": arguments.tokens,
         "seed": arguments.seed,
-        "partitions": _partitions(found),
-        "divergence": costs,
+        "partitions": to_json(partitions),
+        "divergence": to_json(costs),
     }
-    print(_tables(record))
-    name = re.sub(r"[^\w.]+", "-", f"{settings.name}-{text.name}")
-    print(f"written to {write(name, [], arguments.out, **record)}")
+    print(_tables(partitions, costs))
+    name = file_name(f"{settings.name}-{text.name}")
+    write("probe_precision", arguments.out / f"{name}.json", record)
     return record
 
 
@@ -94,13 +115,11 @@ def _found(
     model: PreTrainedModel, half: PreTrainedModel, requests: Sequence[Tensor], wanted: Mapping[int, int]
 ) -> dict[str, Memberships]:
     """Memberships by where they were found; those of the float32 model first."""
-
-    def rounded(layer: int, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return query.to(HALF), key.to(HALF)
-
     found = {
         FULL: memberships(model, requests, wanted),
-        "float32 model, queries and keys rounded to bfloat16": memberships(model, requests, wanted, rounded),
+        "float32 model, queries and keys rounded to bfloat16": memberships(
+            model, requests, wanted, lambda _, query, key: (query.to(HALF), key.to(HALF))
+        ),
         HALVED: memberships(half, requests, wanted),
     }
     with _projected(half) as look:
@@ -145,9 +164,7 @@ def memberships(
         for batch in batches((each[: PROBE + 1] for each in requests), BATCH):  # which later tokens don't change
             model(input_ids=batch, use_cache=False, logits_to_keep=1)
     return {
-        layer: Membership(
-            *(torch.cat(part) for part in zip(*((m.cluster, m.representative) for m in each), strict=True))
-        )
+        layer: Membership(*(torch.cat([getattr(one, name) for one in each]) for name in ("cluster", "representative")))
         for layer, each in kept.items()
     }
 
@@ -161,13 +178,12 @@ def divergences(
         part = slice(number * BATCH, number * BATCH + len(batch))
         expected = _log_probabilities(model, batch)
         for name, found in given.items():
-            imposed = {
-                layer: Membership(each.cluster[part], each.representative[part]) for layer, each in found.items()
-            }
-            plans = {
-                layer: ProbePlan(clusters=each.clusters, probe_tokens=PROBE, cluster=lambda *_, known=each: known)
-                for layer, each in imposed.items()
-            }
+            plans = {}
+            for layer, each in found.items():
+                known = Membership(each.cluster[part], each.representative[part])
+                plans[layer] = ProbePlan(
+                    clusters=each.clusters, probe_tokens=PROBE, cluster=lambda *_, known=known: known
+                )
             with apply(model, Hooks(plans, "one_pass")):
                 taken[name].append(kl_divergence(expected, _log_probabilities(model, batch)).double().mean(1))
     return {name: torch.cat(each) for name, each in taken.items()}
@@ -179,63 +195,51 @@ def _log_probabilities(model: PreTrainedModel, batch: Tensor) -> Tensor:
 
 
 def _costs(
-    model: PreTrainedModel,
-    half: PreTrainedModel,
-    requests: Sequence[Tensor],
-    wanted: Mapping[int, int],
-    found: Mapping[str, Memberships],
-) -> dict[str, Any]:
-    """What CHAI costs either model by where its clusters were found; `more` is what it costs beyond the first's."""
+    model: PreTrainedModel, half: PreTrainedModel, requests: Sequence[Tensor], found: Mapping[str, Memberships]
+) -> dict[str, Cost]:
+    """What CHAI costs either model by where its clusters were found."""
     plain = divergences(model, requests, {FULL: found[FULL]})
     own = divergences(half, requests, {name: found[name] for name in (FULL, HALVED, PROJECTED)})
-    costs = {f"float32 model, clusters of the {FULL}": _mean(plain[FULL])}
+    costs = {f"float32 model, clusters of the {FULL}": _cost(plain[FULL])}
     for name, each in own.items():
-        more = {} if name == FULL else {"more": _mean(each - own[FULL])}
-        costs[f"bfloat16 model, clusters of the {name}"] = {**_mean(each), **more}
+        more = None if name == FULL else _cost(each - own[FULL])
+        costs[f"bfloat16 model, clusters of the {name}"] = replace(_cost(each), more=more)
     return costs
 
 
-def _mean(values: Tensor) -> dict[str, Any]:
-    """Mean over sequences with Student's 95 % interval, where there is one."""
+def _cost(values: Tensor) -> Cost:
     low, high = DescrStatsW(values.numpy()).tconfint_mean() if len(values) > 1 else (math.nan, math.nan)
-    interval = {"low": None, "high": None} if math.isnan(low) else {"low": float(low), "high": float(high)}
-    return {"value": float(values.mean()), **interval, "samples": [round(each, 6) for each in values.tolist()]}
+    known = [None if math.isnan(each) else float(each) for each in (low, high)]
+    return Cost(float(values.mean()), known[0], known[1], [round(each, 6) for each in values.tolist()])
 
 
-def _partitions(found: Mapping[str, Memberships]) -> dict[str, Any]:
-    """By where memberships were found: the share of partitions, and of requests, that differ from the first's."""
+def _partitions(found: Mapping[str, Memberships]) -> dict[str, Partitions]:
+    """By where memberships were found."""
     shares = {}
     for name, each in found.items():
         differ = torch.stack([(each[layer].cluster != first.cluster).any(1) for layer, first in found[FULL].items()])
-        shares[name] = {
-            "partitions": differ.numel(),
-            "differ": int(differ.sum()),
-            "requests": differ.shape[1],
-            "requests_that_differ": int(differ.any(0).sum()),
-            "by_layer": dict(zip(map(str, each), differ.sum(1).tolist(), strict=True)),
-        }
+        by_layer = dict(zip(map(str, each), differ.sum(1).tolist(), strict=True))
+        counts = differ.numel(), int(differ.sum()), differ.shape[1], int(differ.any(0).sum())
+        shares[name] = Partitions(*counts, by_layer)
     return shares
 
 
-def _tables(record: Mapping[str, Any]) -> str:
+def _tables(partitions: Mapping[str, Partitions], costs: Mapping[str, Cost]) -> str:
     """Both comparisons as Markdown."""
-    partitions = [
-        [name, f"{each['differ']} of {each['partitions']}", f"{100 * each['differ'] / each['partitions']:.1f} %"]
-        for name, each in record["partitions"].items()
+    shares = [
+        {
+            "clusters of the": name,
+            "partitions that differ": f"{each.differ} of {each.partitions}",
+            "share": f"{100 * each.differ / each.partitions:.1f} %",
+        }
+        for name, each in partitions.items()
     ]
-    costs = [
-        [name, _with_interval(each), _with_interval(each["more"]) if "more" in each else "–"]
-        for name, each in record["divergence"].items()
+    more = "more than with the float32 model's clusters"
+    means = [
+        {"CHAI in the": name, "KL (nats)": each.shown, more: "–" if each.more is None else each.more.shown}
+        for name, each in costs.items()
     ]
-    tables = (
-        markdown(["clusters of the", "partitions that differ", "share"], partitions, left=1),
-        markdown(["CHAI in the", "KL (nats)", "more than with the float32 model's clusters"], costs, left=1),
-    )
-    return "\n\n".join("\n".join(each) for each in tables) + "\n"
-
-
-def _with_interval(mean: Mapping[str, Any]) -> str:
-    return f"{mean['value']:.5f}" + ("" if mean["low"] is None else f" ({mean['low']:.5f} to {mean['high']:.5f})")
+    return f"{table(shares)}\n{table(means)}"
 
 
 @contextmanager
@@ -276,7 +280,3 @@ class _InFloat32(TorchFunctionMode):
             return function(*args, **(kwargs or {}))
         args, kwargs = tree_map_only(Tensor, lambda each: each.float() if each.dtype == HALF else each, (args, kwargs))
         return function(*args, **(kwargs or {})).to(HALF)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How far each method's predictions move from plain attention's at one K,V saving: on text, token by token.
 
-    python -m benchmarks.fidelity --model smollm2_mha --text FILE
+    python -m chai_eval benchmark fidelity --model smollm2_mha --text FILE
 
 needs a calibration of the model. Counts, memberships and representatives are taken from it at one preset; the elbow row
 goes as far towards the elbows of its error curves as comes closest to the preset's saving.
@@ -8,29 +8,22 @@ goes as far towards the elbows of its error curves as comes closest to the prese
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.common import RESULTS, positive, provenance, writable
 from chai_eval.attention.inject import attention_shape
+from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import elbows, kv_saving, towards
 from chai_eval.calibration_file import PRESETS, calibration, runs
-from chai_eval.checksum import write_document
 from chai_eval.data.text import open_text
-from chai_eval.markdown import markdown
+from chai_eval.markdown import table
 from chai_eval.methods import Method, build_method
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
-from chai_eval.scoring.fidelity import Fidelity, Mean, fidelities, plain
+from chai_eval.scoring.fidelity import Fidelity, fidelities, plain
 
 # Shares of the way to the elbows that are tried.
 SHARES = [step / 100 for step in range(5, 201)]
@@ -38,30 +31,31 @@ SHARES = [step / 100 for step in range(5, 201)]
 
 def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     """Compare all, print the table, write the record."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--model", default="smollm2_mha")
+    options = text_parser("fidelity", __doc__)
     options.add_argument("--calibration", help="a folder; the model's own by default")
     options.add_argument("--preset", default="balanced", choices=PRESETS)
-    options.add_argument("--text", required=True, help="text that the calibration has not seen: a file, c4, passages")
     options.add_argument("--tokens", type=positive, default=256, help="tokens of a sequence")
-    options.add_argument("--sequences", type=positive, default=64)
-    options.add_argument("--seed", type=int, default=99, help="order of the text")
-    options.add_argument(
-        "--counts", type=json.loads, help="cluster counts of your own to compare, such as [[9,17],[3,13]]"
-    )
-    options.add_argument("--out", type=writable, default=RESULTS / "fidelity", help="folder of the record")
+    options.add_argument("--counts", type=json.loads, help="cluster counts of your own, such as [[9,17],[3,13]]")
     arguments = options.parse_args(given)
     settings = model_settings(arguments.model)
     model, tokenizer = load(settings)
     methods = at_one_saving(model, arguments.calibration or settings.name, arguments.preset, arguments.counts)
     text = open_text(arguments.text, arguments.seed)
-    found = fidelities(
-        model, tokenizer, {name: method for name, (method, _) in methods.items()}, text.documents,
-        tokens=arguments.tokens, sequences=arguments.sequences,
-    )  # fmt: skip
-    savings = {name: saving for name, (_, saving) in methods.items()}
-    print(table(found, savings))
-    print(f"written to {_write(arguments, settings.name, text.name, found, methods)}")
+    chosen = {name: method for name, (method, _) in methods.items()}
+    lengths = {"tokens": arguments.tokens, "sequences": arguments.sequences}
+    found = fidelities(model, tokenizer, chosen, text.documents, **lengths)
+    print(table([_line(name, methods[name][1], each) for name, each in found.items()]))
+    record = {
+        "model": settings.name,
+        "preset": arguments.preset,
+        "text": text.name,
+        "tokens": arguments.tokens,
+        "seed": arguments.seed,
+        "methods": {name: _record(*methods[name], each) for name, each in found.items()},
+    }
+    # One for each preset and text, so that none takes another's place.
+    name = f"{settings.name}-{arguments.preset}-{file_name(text.name)}"
+    write("fidelity", arguments.out / f"{name}.json", record)
     return found
 
 
@@ -102,59 +96,24 @@ def at_one_saving(
     return found
 
 
-def table(found: dict[str, Fidelity], savings: dict[str, float | None]) -> str:
-    """One line a method, as Markdown."""
-    columns = ["method", "K,V saved", "KL (nats)", "95 % interval", "same token", "perplexity"]
-    lines = [
-        [
-            name,
-            "–" if savings[name] is None else f"{100 * (savings[name] or 0):.1f} %",
-            f"{each.divergence.value:.4f}",
-            _interval(each.divergence),
-            f"{100 * each.agreement.value:.1f} %",
-            f"{each.perplexity:.2f} (MHA {each.baseline_perplexity:.2f})",
-        ]
-        for name, each in found.items()
-    ]
-    return "\n".join(markdown(columns, lines, left=1)) + "\n"
-
-
-def _interval(mean: Mean) -> str:
-    return "–" if math.isnan(mean.low) else f"{mean.low:.4f} to {mean.high:.4f}"
-
-
-def _write(
-    arguments: argparse.Namespace, name: str, text: str, found: dict[str, Fidelity],
-    methods: dict[str, tuple[Method, float | None]],
-) -> Path:  # fmt: skip
-    record = {
-        "model": name,
-        "preset": arguments.preset,
-        "text": text,
-        "tokens": arguments.tokens,
-        "seed": arguments.seed,
-        "methods": {
-            label: {
-                "kv_saving": methods[label][1],
-                "settings": {"name": methods[label][0].name, **methods[label][0].settings()},
-                **plain(each),
-                "sequences": each.sequences,
-                "per_sequence": [
-                    round(value, 6) if math.isfinite(value) else None for value in each.samples["divergence"]
-                ],
-            }
-            for label, each in found.items()
-        },
-        "threads": torch.get_num_threads(),
-        **provenance(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+def _line(name: str, saving: float | None, found: Fidelity) -> dict[str, str]:
+    mean = found.divergence
+    return {
+        "method": name,
+        "K,V saved": "–" if saving is None else f"{100 * saving:.1f} %",
+        "KL (nats)": f"{mean.value:.4f}",
+        "95 % interval": "–" if math.isnan(mean.low) else f"{mean.low:.4f} to {mean.high:.4f}",
+        "same token": f"{100 * found.agreement.value:.1f} %",
+        "perplexity": f"{found.perplexity:.2f} (MHA {found.baseline_perplexity:.2f})",
     }
-    # One for each preset and text, so that none takes another's place.
-    text_name = re.sub(r"[^\w.]+", "-", text)
-    path = arguments.out / f"{name}-{arguments.preset}-{text_name}.json"
-    write_document(path, record, files={})
-    return path
 
 
-if __name__ == "__main__":
-    main()
+def _record(method: Method, saving: float | None, found: Fidelity) -> dict[str, Any]:
+    divergences = found.samples["divergence"]
+    return {
+        "kv_saving": saving,
+        "settings": {"name": method.name, **method.settings()},
+        **plain(found),
+        "sequences": found.sequences,
+        "per_sequence": [round(value, 6) if math.isfinite(value) else None for value in divergences],
+    }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from benchmarks import probe_precision
+from chai_eval.benchmark import probe_precision
 from chai_eval.data.text import open_text
 from chai_eval.methods import build_method
 from chai_eval.models import load_model

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.models.build import POSITIONS, small_model, windows
-from benchmarks.models.compare import ALONE, METHODS, MODES, Mode, Reference, difference, largest, reference
+from chai_eval.benchmark.models.build import POSITIONS, small_model, windows
+from chai_eval.benchmark.models.compare import ALONE, METHODS, MODES, Mode, Reference, difference, largest, reference
 from chai_eval.errors import SettingError
 
 # Largest difference of log-probabilities that is rounding. Single precision leaves a hundredth of it.
@@ -130,56 +129,37 @@ def outcome(name: str, model: PreTrainedModel, asked: Reference) -> Outcome:
     reasons: list[str] = []
     notes: list[str] = []
     for mode in MODES:
-        stock = _Stock(mode, model, asked)
+        expected = mode.expected(asked)
         try:
             with torch.no_grad(), method.applied(model):
                 found = mode.run(model, asked)
         except Exception as error:
-            if stock.error:
-                notes.append(f"{mode.name}: the stock model can't ({stock.error})")
+            _, cannot = _stock(mode, model, asked)
+            if cannot:
+                notes.append(f"{mode.name}: the stock model can't ({cannot})")
             else:
                 reasons.append(f"{mode.name}: {where(error)}")
             continue
-        off = largest(mode, found, mode.expected(asked))
-        if off > TOLERANCE and stock.off > TOLERANCE:
-            # What it says then is the model's own affair (some can't be told where padded texts begin).
-            notes.append(f"{mode.name}: the stock model is off by {stock.off:.1g} too")
-            off = max(map(difference, found, stock.found))
+        off = largest(mode, found, expected)
+        if off > TOLERANCE:
+            stock, _ = _stock(mode, model, asked)
+            own = largest(mode, stock, expected) if stock else 0.0
+            if own > TOLERANCE:
+                # What it says then is the model's own affair (some can't be told where padded texts begin).
+                notes.append(f"{mode.name}: the stock model is off by {own:.1g} too")
+                off = max(map(difference, found, stock))
         differences[mode.name] = off
     wrong = max(differences.values(), default=0.0) > TOLERANCE
     return Outcome(FAILED if reasons else WRONG if wrong else RIGHT, differences, "; ".join(reasons), notes)
 
 
-class _Stock:
-    """What the stock model itself says in a mode, asked only where a method says something else."""
-
-    def __init__(self, mode: Mode, model: PreTrainedModel, asked: Reference) -> None:
-        self._mode, self._model, self._asked = mode, model, asked
-
-    @cached_property
-    def _ran(self) -> tuple[list[torch.Tensor], str]:
-        if not self._mode.stock:
-            return [], ""
-        try:
-            with torch.no_grad():
-                return self._mode.run(self._model, self._asked), ""
-        except Exception as error:
-            return [], line(error)
-
-    @property
-    def found(self) -> list[torch.Tensor]:
-        """What came out; nothing where it can't be run so."""
-        return self._ran[0]
-
-    @property
-    def error(self) -> str:
-        """Why it can't be run so; empty where it can, or where only methods run so."""
-        return self._ran[1]
-
-    @property
-    def off(self) -> float:
-        """How far that is from what it says of each text alone."""
-        return largest(self._mode, self.found, self._mode.expected(self._asked)) if self.found else 0.0
+def _stock(mode: Mode, model: PreTrainedModel, asked: Reference) -> tuple[list[torch.Tensor], str]:
+    """What the stock model itself says in a mode, and why it can't be run so; neither where only methods run so."""
+    try:
+        with torch.no_grad():
+            return (mode.run(model, asked), "") if mode.stock else ([], "")
+    except Exception as error:
+        return [], line(error)
 
 
 def _bounds(kind: str, model: PreTrainedModel, asked: Reference) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fidelity
+from chai_eval.benchmark import fidelity
 from chai_eval.calibrate import calibrate
 from chai_eval.calibration.command import composed
 from chai_eval.calibration.settings import parse_calibration

@@ -14,66 +14,48 @@ LAYERS, HEADS, VOCABULARY, POSITIONS, WINDOW = 4, 4, 288, 512, 24
 MOST_PARAMETERS = 8_000_000
 
 # What fields of a config are set to, where a type has them. Their names differ, what they mean does not.
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(
-        ("hidden_size", "n_embd", "d_model", "embedding_size", "input_embedding_size", "output_embedding_size",
-         "word_embed_proj_dim", "emb_dim", "embedding_dim", "lru_width"), 64,
-    ),
-    **dict.fromkeys(
-        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "num_blocks",
-         "num_decoder_layers", "num_encoder_layers"), LAYERS,
-    ),
-    **dict.fromkeys(
-        ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads",
-         "encoder_attention_heads", "num_decoder_attention_heads", "num_encoder_attention_heads",
-         "swa_num_attention_heads", "linear_num_heads", "linear_num_value_heads"), HEADS,
-    ),
-    **dict.fromkeys(
-        ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "linear_num_key_heads"), HEADS // 2
-    ),
-    **dict.fromkeys(
-        ("head_dim", "swa_head_dim", "kv_channels", "d_head", "dim_head", "attention_head_size", "linear_head_dim",
-         "linear_key_head_dim", "linear_value_head_dim"), 16,
-    ),
-    **dict.fromkeys(
-        ("intermediate_size", "ffn_dim", "dff", "dim_ff", "d_inner", "ffn_hidden_size", "intermediate_size_mlp",
-         "decoder_ffn_dim", "encoder_ffn_dim", "feed_forward_size", "dense_intermediate_size"), 96,
-    ),
-    **dict.fromkeys(
-        ("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size",
-         "shared_experts_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size",
-         "router_hidden_size"), 32,
-    ),
-    # State spaces: heads times head dimension is twice the hidden size.
-    **dict.fromkeys(("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"), 8),
-    **dict.fromkeys(
-        ("mamba_d_head", "mamba_headdim", "mamba_head_dim", "mamba_d_state", "state_size", "ssm_state_size",
-         "chunk_size", "mamba_chunk_size"), 16,
-    ),
-    "mamba_d_ssm": 128,
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"), 1),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
-    **dict.fromkeys(
-        ("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "unpadded_vocab_size"), VOCABULARY
-    ),
-    **dict.fromkeys(
-        ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions", "model_max_length",
-         "context_length", "original_max_position_embeddings"), POSITIONS,
-    ),
-    **dict.fromkeys(("initializer_range", "init_std"), 0.2),
-    **dict.fromkeys(
-        ("q_lora_rank", "o_lora_rank", "laurel_rank", "hidden_size_per_layer_input", "ple_embed_dim", "hc_lowrank",
-         "gated_norm_rank", "loop_gate_rank"), 32,
-    ),
-    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "qk_head_dim": 16, "v_head_dim": 12,
-    "index_topk": 16, "index_n_heads": 2, "index_head_dim": 16,
-    "use_sliding_window": True, "max_window_layers": LAYERS // 2,
-    **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"), 2),
-    "no_rope_layer_interval": 2, "is_decoder": True,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+_SIZES: tuple[tuple[Any, str], ...] = (
+    (64, "hidden_size n_embd d_model embedding_size input_embedding_size output_embedding_size word_embed_proj_dim "
+         "emb_dim embedding_dim lru_width"),
+    (LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_blocks "
+             "num_decoder_layers num_encoder_layers"),
+    (HEADS, "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads "
+            "encoder_attention_heads num_decoder_attention_heads num_encoder_attention_heads "
+            "swa_num_attention_heads linear_num_heads linear_num_value_heads"),
+    (HEADS // 2, "num_key_value_heads num_kv_heads swa_num_key_value_heads linear_num_key_heads"),
+    (16, "head_dim swa_head_dim kv_channels d_head dim_head attention_head_size linear_head_dim "
+         "linear_key_head_dim linear_value_head_dim"),
+    (96, "intermediate_size ffn_dim dff dim_ff d_inner ffn_hidden_size intermediate_size_mlp decoder_ffn_dim "
+         "encoder_ffn_dim feed_forward_size dense_intermediate_size"),
+    (32, "moe_intermediate_size expert_ffn_hidden_size shared_expert_intermediate_size "
+         "shared_experts_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size "
+         "router_hidden_size"),
+    (8, "mamba_n_heads n_mamba_heads mamba_num_heads"),
+    (16, "mamba_d_head mamba_headdim mamba_head_dim mamba_d_state state_size ssm_state_size chunk_size "
+         "mamba_chunk_size"),
+    (128, "mamba_d_ssm"),
+    (4, "num_experts num_local_experts n_routed_experts moe_num_experts"),
+    (2, "num_experts_per_tok num_experts_per_token moe_topk moe_k"),
+    (1, "n_group topk_group num_expert_group n_shared_experts num_shared_experts first_k_dense_replace "
+        "num_dense_layers"),
+    (VOCABULARY, "vocab_size vocab_size_per_layer_input decoder_vocab_size unpadded_vocab_size"),
+    (POSITIONS, "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions model_max_length "
+                "context_length original_max_position_embeddings"),
+    (0.2, "initializer_range init_std"),
+    (32, "q_lora_rank o_lora_rank laurel_rank hidden_size_per_layer_input ple_embed_dim hc_lowrank gated_norm_rank "
+         "loop_gate_rank"),
+    (16, "kv_lora_rank qk_head_dim index_topk index_head_dim"),
+    (8, "qk_rope_head_dim qk_nope_head_dim"),
+    (12, "v_head_dim"),
+    (LAYERS // 2, "max_window_layers"),
+    (True, "use_sliding_window is_decoder"),
+    (0, "pad_token_id"),
+    (1, "bos_token_id"),
+    (2, "index_n_heads sliding_window_pattern _sliding_window_pattern global_attn_every_n_layers "
+        "no_rope_layer_interval eos_token_id"),
+)  # fmt: skip
+# State spaces have heads times head dimension twice the hidden size.
+SIZES = {name: value for value, names in _SIZES for name in names.split()}
 
 # How far a query looks: these are what texts are longer than.
 WINDOWS = (

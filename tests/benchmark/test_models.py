@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.models import __main__ as command
-from benchmarks.models import verdict
-from benchmarks.models.build import kinds, small_model
-from benchmarks.models.compare import METHODS, MODES, reference
-from benchmarks.models.page import page
-from benchmarks.models.sweep import sweep
-from benchmarks.models.verdict import FAILED, REFUSED, RIGHT, UNBUILT, WRONG, Outcome, Verdict, judge, outcome
+from chai_eval.benchmark.models import command, verdict
+from chai_eval.benchmark.models.build import kinds, small_model
+from chai_eval.benchmark.models.compare import METHODS, MODES, reference
+from chai_eval.benchmark.models.page import page
+from chai_eval.benchmark.models.sweep import sweep
+from chai_eval.benchmark.models.verdict import FAILED, REFUSED, RIGHT, UNBUILT, WRONG, Outcome, Verdict, judge, outcome
 from chai_eval.methods import Method, build_method
 from chai_eval.methods.mha import MHA
 
@@ -74,11 +73,7 @@ class Broken(MHA):
     ],
 )
 def test_what_fails_and_what_is_refused_are_told_apart(
-    kind: str,
-    made: Callable[[PreTrainedModel], Method],
-    expected: str,
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, made: Callable[[PreTrainedModel], Method], expected: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(METHODS, "mha", made)
     model = small_model(kind)
@@ -156,7 +151,7 @@ def test_the_command_judges_the_types_it_is_given_and_writes_the_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "sweep", lambda given, **_: map(stands_in, given))
-    assert [each.kind for each in command.main(["llama", "opt", "--out", str(tmp_path / "docs" / "page.md")])] == [
+    assert [each.kind for each in command.judged(["llama", "opt", "--out", str(tmp_path / "docs" / "page.md")])] == [
         "llama",
         "opt",
     ]

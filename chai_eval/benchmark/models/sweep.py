@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 
-from benchmarks.models.verdict import Verdict, judge
+from chai_eval.benchmark.models.verdict import Verdict, judge
 
 
 def sweep(

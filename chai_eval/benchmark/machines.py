@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.all import records, rows_of
-from benchmarks.common import OWN, PUBLISHED, Row, limit, promised, spread
+from chai_eval.benchmark.records import OWN, PUBLISHED, Row, records, rows_of
 from chai_eval.markdown import markdown
 
 
 def main(given: Sequence[str] | None = None) -> str:
     """Print the table of all records in some folders and in those below them."""
-    options = argparse.ArgumentParser(description=(__doc__ or "").strip())
-    options.add_argument(
-        "folders", nargs="*", type=Path, default=[PUBLISHED, OWN], help="published and own, unless given"
-    )
+    options = argparse.ArgumentParser("python -m chai_eval benchmark machines", description=__doc__)
+    options.add_argument("folders", nargs="*", type=Path, default=[PUBLISHED, OWN], help="published and own by default")
     folders = options.parse_args(given).folders
     found = [record for folder in folders for record in records(folder.rglob("*.json"))]
     if not found:
@@ -44,10 +41,10 @@ def side_by_side(found: Sequence[Mapping[str, Any]]) -> str:
                 by_machine[name] = finished, row
     names = list(dict.fromkeys(name for by_machine in reached.values() for name in by_machine))
     lines = []
-    for key, by_machine in reached.items():
+    for by_machine in reached.values():
         rows = {name: row for name, (_, row) in by_machine.items()}
-        one = next(iter(rows.values()))
-        lines.append([*key, promised(one), limit(one), *(_cell(rows.get(name)) for name in names)])
+        about = next(iter(rows.values())).cells({})
+        lines.append([*about.values(), *(_cell(rows.get(name)) for name in names)])
     return "\n".join(markdown(["what", "setting", "against", "promised", "limit", *names], lines, left=3)) + "\n"
 
 
@@ -63,11 +60,5 @@ def machine(record: Mapping[str, Any]) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "–"
-    text = f"{row.reached.value:.2f}×"
-    if row.reached.low is not None:
-        text += f" ({spread(row.reached)})"
+    text = f"{row.reached.value:.2f}×" + ("" if row.reached.low is None else f" ({row.spread})")
     return text if row.met is not False else f"missed: {text}"
-
-
-if __name__ == "__main__":
-    main()

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import Row, compared, finish, numbers, parser, positive
-from benchmarks.common import in_turn as timed_in_turn
 from chai_eval.attention import membership_of, probe_features, probe_probabilities
+from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
+from chai_eval.measure.statistics import ratio
+from chai_eval.measure.turns import seconds_in_turn
 
 HEAD_DIM, PROBE = 128, 5
 # Heads and clusters of LLaMA-7B's deeper layers by the published counts, and of the default model.
 SHAPES = ("32:4", "9:3")
-# Promised for so many requests at once; fewer leave more of the time to the number of operations, more leave less.
-PROMISED = {64: 10.0}
 # A turn is the membership of several layers, as in a pass through a model.
 LAYERS = 8
 
 
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Time both, print the table, write the record."""
-    options = parser(__doc__, repetitions=9)
+    options = parser("membership", __doc__, repetitions=9)
     options.add_argument("--requests", type=numbers, default=[1, 16, 64, 256])
     options.add_argument("--shapes", nargs="+", default=list(SHAPES), help="heads:clusters of a layer")
     arguments = options.parse_args(given)
-    device = torch.device(arguments.device)
-    rows = []
+    device, done, rows = torch.device(arguments.device), progress("membership", arguments), []
     for shape in arguments.shapes:
         heads, clusters = (positive(each) for each in shape.split(":"))
-        rows += [row(requests, heads, clusters, device, arguments.repetitions) for requests in arguments.requests]
+        for requests in arguments.requests:
+            measure = partial(row, requests, heads, clusters, device, arguments.repetitions)
+            rows.append(done.part(f"{heads}-{clusters}-{requests}", Row, measure))
     return finish("membership", rows, arguments)
 
 
@@ -42,22 +43,18 @@ def row(requests: int, heads: int, clusters: int, device: torch.device, repetiti
         found = membership_of(features, clusters).cluster.cpu()
         reference = one_by_one(features, clusters)
         same += sum(partition(mine) == partition(theirs) for mine, theirs in zip(found, reference, strict=True))
-    seconds = timed_in_turn(
-        {
-            "one by one": lambda: [one_by_one(features, clusters) for features in layers],
-            "ours": lambda: [membership_of(features, clusters) for features in layers],
-        },
-        device,
-        repetitions=repetitions,
-    )
+    contenders = {
+        "one by one": lambda: [one_by_one(features, clusters) for features in layers],
+        "ours": lambda: [membership_of(features, clusters) for features in layers],
+    }
+    seconds = seconds_in_turn(contenders, device, repetitions=repetitions)
     per_layer = {name: [each / LAYERS for each in times] for name, times in seconds.items()}
     return Row(
         "membership of a layer",
         f"{requests} request{'s' * (requests > 1)}, {heads} → {clusters}, {device}; "
         f"{same} of {LAYERS * requests} partitions equal",
         "scipy cdist + scikit-learn per request",
-        compared(per_layer, "one by one", "ours"),
-        PROMISED.get(requests) if device.type == "cpu" else None,
+        ratio(per_layer["one by one"], per_layer["ours"]),
         None,
         {"requests": requests, "heads": heads, "clusters": clusters, "equal_partitions": same, "seconds": per_layer},
     )
@@ -85,7 +82,3 @@ def one_by_one(features: Tensor, clusters: int) -> list[Tensor]:
 def partition(labels: Tensor) -> set[frozenset[int]]:
     """Which heads are together, whatever the clusters are called."""
     return {frozenset(torch.nonzero(labels == label).flatten().tolist()) for label in labels.unique()}
-
-
-if __name__ == "__main__":
-    main()
