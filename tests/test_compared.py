@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +24,7 @@ from chai_eval.session import Session
 from chai_eval.settings import MethodSettings, ModelSettings, Settings
 from chai_eval.store import read_record
 from chai_eval.store.status import list_results
-
-sys.path.insert(0, str(Path(__file__).parent))
-from kill_and_resume import write_documents
+from tests.kill_and_resume import write_documents
 
 DOCUMENTS = 6
 
