@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 from chai_eval.cli import main
-from chai_eval.cli.overrides import configuration, settings_of
+from chai_eval.cli.configuration import configuration
+from chai_eval.cli.overrides import settings_of
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.run import Report, run
@@ -46,7 +47,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_defaults_in_python_are_those_of_the_configuration() -> None:
     with configuration():
         configured = settings_of(["limit=null"])
-    bare = Settings(ModelSettings(""), MethodSettings(""))
+    bare = Settings(ModelSettings("any"), MethodSettings("any"))
     assert replace(configured, model=bare.model, method=bare.method) == bare
 
 

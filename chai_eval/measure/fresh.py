@@ -37,7 +37,7 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
 
     package, already = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")
     asked = {
-        "model": model.plain(),
+        "model": model.as_config(),
         "contender": described(contender),
         "point": vars(point),
         "seed": seed,
