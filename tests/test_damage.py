@@ -23,14 +23,13 @@ import torch
 from chai_eval.attention.inject import AttentionShape
 from chai_eval.benchmark.records import records
 from chai_eval.calibration.collect import Collected, _resume, _Saves
-from chai_eval.calibration.folder import write_calibration
 from chai_eval.calibration.sensitivity import _known
 from chai_eval.calibration.sums import Sums
+from chai_eval.calibration_file import calibration, write_calibration
 from chai_eval.checksum import sealed
 from chai_eval.data.assets import fetch
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import clusters
-from chai_eval.methods.calibrated import calibration
 from chai_eval.store import (
     Journal,
     ResultFolder,

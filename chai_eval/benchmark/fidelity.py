@@ -17,11 +17,10 @@ from chai_eval.attention.inject import attention_shape
 from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration.choice import only_what_saves, serving_heads, static_membership
 from chai_eval.calibration.counts import elbows, kv_saving, towards
-from chai_eval.calibration.folder import runs
+from chai_eval.calibration_file import PRESETS, calibration, runs
 from chai_eval.data.text import open_text
 from chai_eval.markdown import table
 from chai_eval.methods import Method, build_method
-from chai_eval.methods.calibrated import PRESETS, calibration
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.scoring.fidelity import Fidelity, fidelities, plain

@@ -31,7 +31,7 @@ from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import membership_of
 from chai_eval.benchmark.records import file_name, positive, text_parser, write
-from chai_eval.calibration.folder import runs
+from chai_eval.calibration_file import runs
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.markdown import table
 from chai_eval.measure.serialise import to_json

@@ -11,7 +11,6 @@ for as against, and differs so much from sample to sample that counts would hang
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,9 @@ from transformers import PreTrainedModel
 from chai_eval.attention import AttentionCall, full_attention, probe_features, probe_probabilities, take_over
 from chai_eval.attention.membership import cosine_distance, partitions
 from chai_eval.attention.probe import repeat_heads
-from chai_eval.calibration.folder import write_text
 from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
-from chai_eval.checksum import DamagedError, read_document, sealed
+from chai_eval.checksum import DamagedError, read_document, write_document
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.scoring.divergence import kl_divergence
@@ -86,11 +84,18 @@ def layer_divergence(
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
                 found = divergences(model, sample, serving, probe_tokens, _drawing(generator))
                 known = torch.stack(found).tolist()
-                write_text(file, json.dumps(sealed({"divergences": known}, {})))
+                _keep(file, known)
             sums.append(known)
             advance(1)
     total = torch.tensor(sums, dtype=torch.float64).sum(0) / sum(map(len, samples))
     return total[0], total[1]
+
+
+def _keep(file: Path, found: list[list[list[float]]]) -> None:
+    try:
+        write_document(file, {"divergences": found}, files={})
+    except OSError as error:
+        raise RunError(f"out: {file.parent} can't be written ({error.strerror or error})") from error
 
 
 def _known(file: Path) -> list[list[list[float]]] | None:

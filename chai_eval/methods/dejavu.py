@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import AttentionCall, Hooks, attention_layers
 from chai_eval.attention.inject import attention_shape
+from chai_eval.calibration_file import COMMAND, Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
-from chai_eval.methods.calibrated import COMMAND, Calibration, calibration
 from chai_eval.methods.checks import fraction, one_of
 from chai_eval.methods.keep import highest, kept_count
 from chai_eval.methods.neurons import top_neurons
@@ -90,10 +90,7 @@ class DejaVu(Method):
         assert self._calibration is not None
         self._calibration.check(model)
         shape = attention_shape(model)
-        return [
-            (self._calibration.tensor(f"predictor.{layer}.down"), self._calibration.tensor(f"predictor.{layer}.up"))
-            for layer in range(shape.layers)
-        ]
+        return [self._calibration.predictor(layer) for layer in range(shape.layers)]
 
 
 class _TopHeads(Hooks):

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from chai_eval.attention import FixedPlan, Membership, Plan
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import membership_from_labels
+from chai_eval.calibration_file import PRESETS, Calibration, calibration
 from chai_eval.errors import SettingError
-from chai_eval.methods.calibrated import PRESETS, Calibration, calibration
 from chai_eval.methods.checks import one_of
 from chai_eval.methods.clustering import Clustering
 
@@ -109,7 +109,7 @@ class FixedMembership(Clustering):
     def _representatives(self) -> list[list[int]]:
         given: Any = self.membership
         if self._calibration is not None:
-            given = self._calibration.tensor(f"{self.tensor}.{self.preset}").tolist()
+            given = self._calibration.membership(self.tensor, self.preset)
         return [self._serving(layer, list(entries)) for layer, entries in enumerate(given)]
 
 

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from chai_eval.attention import AttentionCall, Hooks, Source, full_attention, stored
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.probe import repeat_heads
+from chai_eval.calibration_file import Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
-from chai_eval.methods.calibrated import Calibration, calibration
 from chai_eval.methods.checks import fraction
 from chai_eval.methods.fixed import check_per_head
 from chai_eval.methods.keep import highest, kept_count
