@@ -1,4 +1,4 @@
-"""`python -m chai_eval.calibrate`: the offline phase of a model, from its text to the file that methods read.
+"""`chai-eval calibrate`: the offline phase of a model, from its text to the file that methods read.
 
 settings -> model -> samples -> sums (collect) -> sensitivity -> counts (rule), memberships -> calibration
 """
@@ -10,10 +10,9 @@ import itertools
 import json
 import logging
 import math
-import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,10 +25,9 @@ from transformers import PreTrainedModel
 from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.calibration.choice import choose, serving_by_count
 from chai_eval.calibration.collect import Collected, collect, heads_of
-from chai_eval.calibration.command import run_command
 from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
 from chai_eval.calibration.sensitivity import layer_divergence, true_divergences
-from chai_eval.calibration.settings import CalibrationSettings, check_tokens, parse_calibration
+from chai_eval.calibration.settings import CalibrationSettings, check_tokens
 from chai_eval.calibration_file import DESCRIPTION, identity, write_calibration
 from chai_eval.checksum import read_document
 from chai_eval.data.assets import cache_dir
@@ -39,15 +37,6 @@ from chai_eval.files import held
 from chai_eval.methods import build_method
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
-
-USAGE = """\
-Calibrate a model: how many clusters each layer keeps, which heads they are, and what the methods need besides.
-
-  python -m chai_eval.calibrate [setting=value ...]
-
-Writes <cache>/calibration/<model>/, where methods find it by the model's name. Interrupted and started again, it goes
-on from where it was.
-"""
 
 # Samples that nothing is calibrated on, which what was chosen and learnt is tested on.
 HELD_OUT = 4
@@ -204,9 +193,9 @@ def _progress_key(settings: CalibrationSettings, weights: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    settings = parse_calibration(values)
-    folder = calibrate(settings, shlex.join(["python", "-m", "chai_eval.calibrate", *arguments]))
+def main(settings: CalibrationSettings, command: str) -> None:
+    """Calibrate a model and print where what was found lies, and what each preset costs; raises as `calibrate` does."""
+    folder = calibrate(settings, command)
     description = read_document(folder / DESCRIPTION).content
     sys.stdout.write(f"{folder}\n")
     for name, preset in description["presets"].items():
@@ -217,7 +206,3 @@ def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
             f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {chai:.3f} under chai, "
             f"{served:.3f} under output_aware; clusters {preset['clusters']}\n"
         )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("calibrate", USAGE, _work))

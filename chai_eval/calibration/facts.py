@@ -16,7 +16,8 @@ from chai_eval.calibration.counts import elbows
 from chai_eval.calibration.kmeans import error_curve, gram
 from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
-from chai_eval.calibration.sums import Algorithm, FeatureKind, partition_errors
+from chai_eval.calibration.settings import Algorithm, FeatureKind
+from chai_eval.calibration.sums import partition_errors
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +11,7 @@ from chai_eval.attention.inject import AttentionShape
 from chai_eval.attention.membership import partitions
 from chai_eval.calibration.kmeans import error_curve
 from chai_eval.calibration.observe import Observed
-
-Algorithm = Literal["kmeans", "average"]
-FeatureKind = Literal["last_row", "probe"]
+from chai_eval.calibration.settings import Algorithm, FeatureKind
 
 
 @dataclass

@@ -9,8 +9,8 @@ import pytest
 
 from chai_eval.benchmark import fidelity
 from chai_eval.calibrate import calibrate
-from chai_eval.calibration.command import composed
 from chai_eval.calibration.settings import parse_calibration
+from chai_eval.cli.overrides import composed
 
 WORDS = "the cat sat on a mat while rain fell over hills and old men told tales of ships"
 
