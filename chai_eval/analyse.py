@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from chai_eval.calibration.facts import (
 )
 from chai_eval.calibration.figures import INSTALL, draw_all, to_be_drawn
 from chai_eval.calibration.settings import AnalysisSettings, check_tokens
+from chai_eval.checksum import write_document
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.errors import RunError, SettingError
+from chai_eval.files import write_whole
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import fingerprint, load
@@ -88,13 +90,12 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
 
 def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, Any], figures: bool) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
             (folder / f"{name}.png").unlink(missing_ok=True)  # of other data than what is written now
-            table.to_parquet(folder / f"{name}.parquet", index=False)
+            write_whole(folder / f"{name}.parquet", partial(table.to_parquet, index=False))
         if figures:
             draw_all(tables, folder)
-        (folder / "analysis.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        write_document(folder / "analysis.json", described, files=None)
     except OSError as error:
         raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
 

@@ -12,7 +12,8 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,22 @@ from transformers import PreTrainedModel
 from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.calibration.choice import choose, serving_by_count
 from chai_eval.calibration.collect import Collected, collect, heads_of
-from chai_eval.calibration.folder import held, write_calibration
 from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
 from chai_eval.calibration.sensitivity import layer_divergence, true_divergences
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens
+from chai_eval.calibration_file import DESCRIPTION, identity, write_calibration
 from chai_eval.checksum import read_document
 from chai_eval.data.assets import cache_dir
 from chai_eval.data.text import cut, open_text
-from chai_eval.errors import SettingError
+from chai_eval.errors import RunError, SettingError
+from chai_eval.files import held
 from chai_eval.methods import build_method
-from chai_eval.methods.calibrated import DESCRIPTION, LAYOUT, identity
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
 
 # Samples that nothing is calibrated on, which what was chosen and learnt is tested on.
 HELD_OUT = 4
+LOCK = "calibration.lock"
 
 log = logging.getLogger("chai_eval")
 
@@ -76,7 +78,7 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     # Where the text is too short for both, what there is serves to calibrate on and to test on.
     held_out, first = read[:HELD_OUT], read[HELD_OUT:] if len(read) > 2 * HELD_OUT else read
     measured, samples = first[:measured_on], itertools.chain(first, samples)
-    with held(folder):
+    with held_for_calibration(folder):
         kept = folder / f".progress-{_progress_key(settings, weights)}"
         found = collect(model, samples, settings, kept / "sums.pt")
         _say_what_there_was(found, settings)
@@ -85,7 +87,6 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
         choice = choose(settings, found.sums, predicted[0], serving, predicted[1], shape)
         divergences = true_divergences(model, held_out, choice.methods(settings.probe_tokens))
         description: dict[str, Any] = {
-            "layout": LAYOUT,
             "model": _described(model, settings, weights),
             "presets": choice.description(divergences),
             "provenance": _provenance(settings, found, len(measured), text.name, command),
@@ -96,6 +97,26 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
         write_calibration(folder, description, tensors)
         shutil.rmtree(kept)
     return folder
+
+
+@contextmanager
+def held_for_calibration(folder: Path) -> Iterator[None]:
+    """Keep other processes from calibrating into a folder while the context lasts.
+
+    Raises
+    ------
+    RunError
+        Where one is at it, or the folder can't be written.
+    """
+
+    def taken() -> None:
+        raise RunError(f"out: another process is calibrating into {folder}")
+
+    try:
+        with held(folder / LOCK, taken):
+            yield
+    except PermissionError as error:
+        raise RunError(f"out: {folder} can't be written ({error.strerror})") from error
 
 
 def _described(model: PreTrainedModel, settings: CalibrationSettings, weights: str) -> dict[str, Any]:

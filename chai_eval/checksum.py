@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chai_eval.errors import RunError
+from chai_eval.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,24 @@ def sha256_of(path: Path) -> str:
     """Sha256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_document(path: Path, content: Mapping[str, Any], files: Mapping[str, str] | None) -> None:
+    """Write a JSON document whole.
+
+    Parameters
+    ----------
+    content, files
+        As `sealed` takes them; without files (None) it gets no checksum.
+
+    Raises
+    ------
+    OSError
+    TypeError, ValueError
+        As `sealed` does.
+    """
+    whole = content if files is None else sealed(content, files)
+    write_whole(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
 
 
 def sealed(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:

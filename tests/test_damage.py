@@ -20,17 +20,16 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.all import records
 from chai_eval.attention.inject import AttentionShape
+from chai_eval.benchmark.records import records
 from chai_eval.calibration.collect import Collected, _resume, _Saves
-from chai_eval.calibration.folder import write_calibration
 from chai_eval.calibration.sensitivity import _known
 from chai_eval.calibration.sums import Sums
+from chai_eval.calibration_file import calibration, write_calibration
 from chai_eval.checksum import sealed
 from chai_eval.data.assets import fetch
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import clusters
-from chai_eval.methods.calibrated import calibration
 from chai_eval.store import (
     Journal,
     ResultFolder,
@@ -193,13 +192,7 @@ def benchmark(folder: Path) -> Kind:
     path = folder / "decode.json"
     path.write_text(json.dumps(sealed({"benchmark": "decode", "rows": [{"reached": 1.75}], "threads": 2}, {})))
 
-    def read() -> Any:
-        try:
-            return records([path])
-        except SystemExit as error:
-            raise RunError(str(error)) from error
-
-    return Kind(path, read)
+    return Kind(path, lambda: records([path]))
 
 
 def journal(folder: Path) -> Kind:

@@ -114,11 +114,11 @@ def test_a_version_of_what_computes_numbers_changes_the_key(package: str, monkey
 def test_a_calibration_made_anew_with_other_counts_changes_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from chai_eval.methods import clusters
+    from chai_eval import calibration_file
 
     file = tmp_path / "calibration" / "mine" / "calibration.json"
     file.parent.mkdir(parents=True)
-    monkeypatch.setattr(clusters, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(calibration_file, "cache_dir", lambda: tmp_path)
     file.write_text(json.dumps({"presets": {"balanced": {"clusters": [[9, 17], [3, 13]]}}}))
     before = key(with_method(clusters="mine-balanced"))
     file.write_text(json.dumps({"presets": {"balanced": {"clusters": [[9, 16], [3, 14]]}}}))

@@ -13,12 +13,11 @@ from torch import Tensor
 from chai_eval.attention.inject import AttentionShape
 from chai_eval.attention.membership import average_linkage
 from chai_eval.calibration.counts import elbows, kv_saving, towards, within_budget, within_tolerance
-from chai_eval.calibration.folder import runs
 from chai_eval.calibration.medoids import kept_by, representatives
 from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.calibration.sums import Sums
+from chai_eval.calibration_file import PRESETS, runs
 from chai_eval.methods import Method, build_method
-from chai_eval.methods.calibrated import PRESETS
 
 
 @dataclass(frozen=True)

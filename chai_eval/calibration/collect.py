@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from chai_eval.calibration.sums import Sums
 from chai_eval.checksum import sha256_of
 from chai_eval.data.text import batches
 from chai_eval.errors import RunError, failure_line
+from chai_eval.files import write_whole
 
 # Tokens of each sample that predictors learn from.
 PREDICTOR_TOKENS = 64
@@ -132,10 +132,7 @@ def _spread(length: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 class _Saves:
-    """Keeps progress every so often: written beside and renamed, so that there is always a whole one.
-
-    The name has the sha256 of what is in the file.
-    """
+    """Keeps progress every so often, in a file whose name has the sha256 of what is in it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.last, self.cost = path, time.monotonic(), 0.0
@@ -146,22 +143,18 @@ class _Saves:
 
     def now(self, found: Collected) -> None:
         start = time.monotonic()
-        beside = self.path.with_name(self.path.name + f".{os.getpid()}")
         state: dict[str, Any] = {"sums": found.sums.tensors(), "sha256": found.sha256}
         if found.predictors:
             state["predictors"] = found.predictors.state()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(state, beside)
-            whole = self.path.with_stem(f"{self.path.stem}-{sha256_of(beside)}")
-            beside.replace(whole)
+            write_whole(self.path, lambda path: torch.save(state, path))
+            whole = self.path.with_stem(f"{self.path.stem}-{sha256_of(self.path)}")
+            self.path.replace(whole)
             for older in _kept(self.path):
                 if older != whole:
                     older.unlink()
         except (OSError, RuntimeError) as error:  # torch has errors of its own for a full disk
             raise RunError(f"out: {self.path.parent} can't be written ({failure_line(error)})") from error
-        finally:
-            beside.unlink(missing_ok=True)
         self.last = time.monotonic()
         self.cost = self.last - start
 

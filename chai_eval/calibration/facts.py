@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
+from chai_eval.attention import AttentionCall, full_attention, probe_features, probe_probabilities, take_over
 from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.attention.membership import average_linkage, cosine_distance, partitions
 from chai_eval.calibration.counts import elbows
@@ -50,13 +50,13 @@ def correlation_and_error(
     generator = torch.Generator().manual_seed(seed)
     samples = 0
 
-    def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+    def attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         last = torch.tensor([query.shape[2] - 1], device=query.device)
-        row = probabilities_at(last, query, key, layer.scaling, layer.window)[:, :, 0].double().cpu()
-        correlation[layer.index] += _pearson(row).sum(0)
+        row = probabilities_at(last, query, key, call.view.scaling, call.view.window)[:, :, 0].double().cpu()
+        correlation[call.index] += _pearson(row).sum(0)
         seen = row
         if features == "probe":
-            block = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], layer.scaling)
+            block = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], call.view.scaling)
             seen = probe_features(block).double().cpu()
         products = gram(seen)
         errors = (
@@ -64,8 +64,8 @@ def correlation_and_error(
             if algorithm == "kmeans"
             else partition_errors(products, partitions(cosine_distance(seen)))
         )
-        error[layer.index] += errors.sum(0)
-        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        error[call.index] += errors.sum(0)
+        return full_attention(query, key, value, call.view)
 
     with take_over(model, attend), progress(len(batches), "correlation", "batches") as advance:
         for tokens in batches:
@@ -96,16 +96,16 @@ def follow_membership(
     """
     found: list[list[Tensor]] = [[] for _ in counts]
 
-    def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+    def attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         by_length = [
             average_linkage(
-                cosine_distance(probe_features(probe_probabilities(query[:, :, :n], key[:, :, :n], layer.scaling))),
-                counts[layer.index],
+                cosine_distance(probe_features(probe_probabilities(query[:, :, :n], key[:, :, :n], call.view.scaling))),
+                counts[call.index],
             ).cpu()
             for n in range(1, min(longest, query.shape[2]) + 1)
         ]
-        found[layer.index].append(torch.stack(by_length, dim=1))
-        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+        found[call.index].append(torch.stack(by_length, dim=1))
+        return full_attention(query, key, value, call.view)
 
     with take_over(model, attend), progress(len(batches), "membership", "batches") as advance:
         for tokens in batches:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities
+from chai_eval.attention import AttentionCall, full_attention, probe_features, probe_probabilities
 from chai_eval.attention.masks import Window, within
 from chai_eval.attention.membership import cosine_distance
 from chai_eval.attention.probe import repeat_heads
@@ -62,19 +62,19 @@ class Observer:
     head_norms: dict[int, Tensor] = field(default_factory=dict)
     _seen: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
-    def __call__(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
-        out = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+    def __call__(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = full_attention(query, key, value, call.view)
         last = torch.tensor([query.shape[2] - 1], device=query.device)
         columns = torch.cat((self.queries.to(query.device), last))
-        seen = probabilities_at(columns, query, key, layer.scaling, layer.window)
+        seen = probabilities_at(columns, query, key, call.view.scaling, call.view.window)
         probe = min(self.probe_tokens, query.shape[2])
-        block = probe_features(probe_probabilities(query[:, :, :probe], key[:, :, :probe], layer.scaling))
-        cost, importance = serving_costs(seen[:, :, :-1], value, self.factors[layer.index])
+        block = probe_features(probe_probabilities(query[:, :, :probe], key[:, :, :probe], call.view.scaling))
+        cost, importance = serving_costs(seen[:, :, :-1], value, self.factors[call.index])
         last_row = seen[:, :, -1]
         found = (gram(last_row), gram(block), cosine_distance(last_row), cosine_distance(block), cost, importance)
-        self._seen[layer.index] = tuple(each.cpu() for each in found)
+        self._seen[call.index] = tuple(each.cpu() for each in found)
         if len(self.picked):
-            self.head_norms[layer.index] = out[:, :, self.picked.to(out.device)].float().norm(dim=-1).transpose(1, 2)
+            self.head_norms[call.index] = out[:, :, self.picked.to(out.device)].float().norm(dim=-1).transpose(1, 2)
         return out
 
     def observed(self) -> Observed:

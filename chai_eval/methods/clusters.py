@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import attention_shape
-from chai_eval.checksum import DamagedError, read_document, say_unchecked
-from chai_eval.data import cache_dir
+from chai_eval.calibration_file import calibrated_presets, check_description, runs
 from chai_eval.errors import SettingError
-from chai_eval.resources import conf_dir, paper_dir
+from chai_eval.resources import paper_dir
 
 # A preset's name, one count per layer, or runs of [count, layers].
 ClusterSpec = str | Sequence[int] | Sequence[Sequence[int]]
@@ -24,17 +20,6 @@ FORMS = "a preset, a list with one count per layer, or a run-length list such as
 
 # No model comes near it; a run is only expanded where it can be of one.
 MOST_LAYERS = 10_000
-
-
-def calibrated_presets() -> dict[str, list[list[int]]]:
-    """Run-length lists of calibrations, as `<model>-balanced` and the like; a user's own go before those we ship."""
-    found: dict[str, list[list[int]]] = {}
-    for root in reversed(_roots()):
-        for file in sorted(root.glob("*/calibration.json")):
-            with suppress(ValueError, KeyError, TypeError, AttributeError, OSError, DamagedError):
-                presets = read_document(file).content["presets"]
-                found |= {f"{file.parent.name}-{preset}": each["clusters"] for preset, each in presets.items()}
-    return found
 
 
 def preset_runs(name: str) -> list[list[int]]:
@@ -48,34 +33,12 @@ def preset_runs(name: str) -> list[list[int]]:
     published: dict[str, Any] = json.loads((paper_dir() / "cluster_counts.json").read_text())
     if name in published:
         return published[name]["runs"]
-    _check_calibration(name.rpartition("-")[0])
+    check_description(name.rpartition("-")[0], "method.clusters")
     calibrated = calibrated_presets()
     if name in calibrated:
         return calibrated[name]
     allowed = ", ".join(sorted({*published, *calibrated}))
     raise SettingError(f"method.clusters: no preset {name!r}; allowed: {allowed}, or a list of counts")
-
-
-def _check_calibration(model: str) -> None:
-    """Refuse a damaged calibration, which `calibrated_presets` leaves out."""
-    files = (file for root in _roots() for file in root.glob("*/calibration.json") if file.parent.name == model)
-    file = next(files, None)
-    if file is None:
-        return
-    try:
-        if read_document(file).files is None:
-            say_unchecked("calibrations")
-    except (DamagedError, OSError) as error:
-        said = error if isinstance(error, DamagedError) else f"{file} can't be read ({error.strerror})"
-        raise SettingError(
-            f"method.clusters: {said}; allowed: a calibration made by `python -m chai_eval.calibrate model={model}`, "
-            f"{FORMS}"
-        ) from error
-
-
-def _roots() -> list[Path]:
-    """Where calibrations lie, in the order in which they are looked for."""
-    return [cache_dir() / "calibration", conf_dir() / "calibration"]
 
 
 def check_clusters(spec: object) -> None:
@@ -96,8 +59,7 @@ def resolved(spec: ClusterSpec | None) -> list[list[int]] | None:
     """The runs of [count, layers] that a spec stands for; a preset is read, so that what it says is known."""
     if spec is None:
         return None
-    counts = _expand(preset_runs(spec) if isinstance(spec, str) else spec)
-    return [[count, len(list(run))] for count, run in groupby(counts)]
+    return runs(_expand(preset_runs(spec) if isinstance(spec, str) else spec))
 
 
 def cluster_counts(spec: ClusterSpec | None, model: PreTrainedModel) -> tuple[int, ...]:

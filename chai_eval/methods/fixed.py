@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan
+from chai_eval.attention import FixedPlan, Membership, Plan
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import membership_from_labels
+from chai_eval.calibration_file import PRESETS, Calibration, calibration
 from chai_eval.errors import SettingError
-from chai_eval.methods.calibrated import PRESETS, Calibration, calibration
 from chai_eval.methods.checks import one_of
 from chai_eval.methods.clustering import Clustering
 
@@ -71,9 +71,11 @@ class FixedMembership(Clustering):
         """For each head of a layer the head that serves it, from what was given."""
 
     def settings(self) -> dict[str, Any]:
-        if self._calibration is not None:
-            return {**super().settings(), "membership": {"sha256": self._calibration.sha256, "preset": self.preset}}
-        return {**super().settings(), "membership": self._representatives()}
+        found = super().settings()
+        preset = found.pop("preset")
+        if self._calibration is None:
+            return {**found, "membership": self._representatives()}
+        return {**found, "membership": {"sha256": self._calibration.sha256, "preset": preset}}
 
     def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
         heads = attention_shape(model).heads
@@ -84,7 +86,7 @@ class FixedMembership(Clustering):
         }
 
     def _plan(self, membership: Membership) -> Plan:
-        return Plan(membership=membership)
+        return FixedPlan.of(membership)
 
     def memberships(self, model: PreTrainedModel) -> list[Membership]:
         """The membership of each layer, of one row.
@@ -107,7 +109,7 @@ class FixedMembership(Clustering):
     def _representatives(self) -> list[list[int]]:
         given: Any = self.membership
         if self._calibration is not None:
-            given = self._calibration.tensor(f"{self.tensor}.{self.preset}").tolist()
+            given = self._calibration.membership(self.tensor, self.preset)
         return [self._serving(layer, list(entries)) for layer, entries in enumerate(given)]
 
 

@@ -9,18 +9,17 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from filelock import FileLock, Timeout
-
 from chai_eval.checksum import DamagedError, read_json
 from chai_eval.errors import RunError, SettingError
-from chai_eval.store.record import RECORD, write_whole
+from chai_eval.files import held, is_held, write_whole
+from chai_eval.store.record import RECORD
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +29,6 @@ FAILURE = "failed.json"
 # Ends the name of a damaged result's folder, with a number after it.
 SET_ASIDE = ".damaged-"
 
-# Seconds between signs of life of a process that waits for another.
-PATIENCE = 10.0
 # Seconds that no clock shows.
 FOREVER = 1e12
 
@@ -68,37 +65,29 @@ class ResultFolder:
         ----------
         while_waiting
             Called every few seconds of it.
-
-        Notes
-        -----
-        Locks are kept apart from the results, and are never deleted: removing a lock file that another process
-        has just opened would let a third one in.
         """
-        name = "-".join((_file_name(self.model), _file_name(self.task), self.method, self.key))
-        path = self.results_dir / ".locks" / f"{name}.lock"
-        holder = path.with_suffix(".holder")
-        lock = FileLock(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        say = "%s is being scored by %s; waiting for it"
+        holder = self._lock.with_suffix(".holder")
+        with ExitStack() as stack:
             try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                log.warning("%s is being scored by %s; waiting for it", self.path, _read_holder(holder))
-                while not _acquired(lock, PATIENCE):
-                    while_waiting()
-            holder.write_text(_this_process(), encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"results_dir: {path} can't be locked: {error.strerror or error}") from error
-        try:
+                stack.enter_context(
+                    held(self._lock, lambda: log.warning(say, self.path, _read_holder(holder)), while_waiting)
+                )
+                holder.write_text(_this_process(), encoding="utf-8")
+            except OSError as error:
+                raise RunError(f"results_dir: {self._lock} can't be locked: {error.strerror or error}") from error
+            stack.callback(holder.unlink, missing_ok=True)
             yield
-        finally:
-            holder.unlink(missing_ok=True)
-            lock.release()
+
+    @property
+    def _lock(self) -> Path:
+        """The lock file, apart from the results: what is done to a result's folder leaves it alone."""
+        name = "-".join((_file_name(self.model), _file_name(self.task), self.method, self.key))
+        return self.results_dir / ".locks" / f"{name}.lock"
 
     def holder(self) -> str | None:
         """Say which process is scoring this result, None when none is."""
-        name = "-".join((_file_name(self.model), _file_name(self.task), self.method, self.key))
-        return holder_of(self.results_dir / ".locks" / f"{name}.lock")
+        return _read_holder(self._lock.with_suffix(".holder")) if is_held(self._lock) else None
 
     def begin(self, note: dict[str, Any]) -> float:
         """Note an attempt at this result (for `status`), and forget how an earlier one failed.
@@ -111,8 +100,7 @@ class ResultFolder:
         seconds = self._seconds_spent()
         started = {"started": time.time(), "seconds_before": seconds}
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / ATTEMPT, {**note, **started})
+            write_whole(self.path / ATTEMPT, json.dumps({**note, **started}) + "\n")
             (self.path / FAILURE).unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"results_dir: {self.path} can't be written: {error.strerror or error}") from error
@@ -129,7 +117,8 @@ class ResultFolder:
     def fail(self, why: str) -> None:
         """Note why an attempt failed, as far as the disk allows."""
         try:
-            write_json(self.path / FAILURE, {"why": why, "when": datetime.now(UTC).isoformat(timespec="seconds")})
+            note = {"why": why, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+            write_whole(self.path / FAILURE, json.dumps(note) + "\n")
         except OSError as error:
             log.warning("%s: could not note the failure: %s", self.path, error)
 
@@ -149,14 +138,6 @@ class ResultFolder:
             (self.path / name).unlink(missing_ok=True)
         for left_by_a_kill in self.path.glob(".*.tmp"):
             left_by_a_kill.unlink(missing_ok=True)
-
-
-def _acquired(lock: FileLock, seconds: float) -> bool:
-    try:
-        lock.acquire(timeout=seconds)
-    except Timeout:
-        return False
-    return True
 
 
 def check_writable(results_dir: Path) -> None:
@@ -187,30 +168,9 @@ def has_results(results_dir: Path, model: str) -> bool:
     return any((results_dir / _file_name(model)).glob(f"*/*/{RECORD}"))
 
 
-def holder_of(lock_path: Path) -> str | None:
-    """Say which process holds a lock file, None when none does."""
-    if not lock_path.exists():
-        return None
-    lock = FileLock(lock_path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return _read_holder(lock_path.with_suffix(".holder"))
-    except OSError:
-        return None
-    lock.release()
-    return None
-
-
 def is_seconds(value: Any) -> TypeGuard[float]:
     """Whether a JSON value is a time or a duration."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < FOREVER
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a small JSON file whole."""
-    text = json.dumps(value, indent=2) + "\n"
-    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -12,8 +10,17 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
-from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, sealed, sha256_of
+from chai_eval.checksum import (
+    DamagedError,
+    Document,
+    read_document,
+    say_unchecked,
+    sealed,
+    sha256_of,
+    write_document,
+)
 from chai_eval.errors import RunError, failure_line
+from chai_eval.files import write_whole
 
 LAYOUT = 1
 RECORD = "record.json"
@@ -95,19 +102,13 @@ def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
 
 def _write(directory: Path, found: Document, name: str, samples: pd.DataFrame) -> None:
     """Write a table, then the record with its checksum; one that had none gets none, as nobody knows what it held."""
-    text = _text(found.content)
+    sealed(found.content, {})  # what JSON can't hold is refused before anything is written
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / name, lambda path: samples.to_parquet(path, index=False))
-        if found.files is not None:
-            text = _text(sealed(found.content, {**found.files, name: sha256_of(directory / name)}))
-        write_whole(directory / RECORD, lambda path: path.write_text(text, encoding="utf-8"))
+        files = None if found.files is None else {**found.files, name: sha256_of(directory / name)}
+        write_document(directory / RECORD, found.content, files)
     except OSError as error:
         raise RunError(f"results_dir: {directory} can't be written: {error.strerror or error}") from error
-
-
-def _text(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, indent=2, allow_nan=False) + "\n"
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
@@ -233,20 +234,3 @@ def _parsed(path: Path, data: bytes, parse: Callable[[BytesIO], Any]) -> Any:
         return parse(BytesIO(data))
     except Exception as error:  # of bytes that are not Parquet, pyarrow raises nearly anything
         raise DamagedError(path, f"not readable ({failure_line(error)})", REMEDY) from error
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, bring it to the disk, and rename it into place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(beside)
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

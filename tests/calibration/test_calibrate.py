@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from chai_eval.calibrate import calibrate
+from chai_eval.calibrate import calibrate, held_for_calibration
 from chai_eval.calibration import collect as collect_module
-from chai_eval.calibration.folder import held
 from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
 from chai_eval.cli.overrides import composed
 from chai_eval.errors import RunError, SettingError
@@ -107,7 +106,10 @@ def test_interrupted_calibration_ends_as_an_uninterrupted_one(
 
 
 def test_two_processes_do_not_calibrate_into_one_folder(text: str, tmp_path: Path) -> None:
-    with held(tmp_path / "c"), pytest.raises(RunError, match="out: another process is calibrating into"):
+    with (
+        held_for_calibration(tmp_path / "c"),
+        pytest.raises(RunError, match="out: another process is calibrating into"),
+    ):
         calibrate(settings(text, tmp_path / "c"), "command")
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from chai_eval.calibration import folder as calibration_folder
+from chai_eval import calibration_file
+from chai_eval.calibration_file import calibrated_presets, calibration, identity
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.methods.calibrated import calibration, identity
-from chai_eval.methods.clusters import calibrated_presets, preset_runs
+from chai_eval.methods.clusters import preset_runs
 from chai_eval.resources import conf_dir
 from tests.attention.tiny import HEADS, LAYERS, MODELS, llama, looped_logits, masked_logits, padded, requests
 from tests.methods.calibrations import random_predictors, write_calibration
@@ -127,9 +127,7 @@ def test_tensors_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
 def written(folder: Path, clusters: list[list[int]] | None = None) -> Path:
     """A calibration as `python -m chai_eval.calibrate` writes it."""
     described = {"layout": 1, "model": {"name": "tiny", **identity(MODELS["llama"]())}}
-    calibration_folder.write_calibration(
-        folder, {**described, "presets": {"balanced": {"clusters": clusters}}}, TENSORS
-    )
+    calibration_file.write_calibration(folder, {**described, "presets": {"balanced": {"clusters": clusters}}}, TENSORS)
     return folder
 
 

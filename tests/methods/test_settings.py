@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from chai_eval.calibration_file import calibrated_presets
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.methods.clusters import calibrated_presets, cluster_counts, preset_runs
+from chai_eval.methods.clusters import cluster_counts, preset_runs
 from tests.attention.tiny import MODELS
 
 

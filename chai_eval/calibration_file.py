@@ -1,0 +1,274 @@
+"""The format in which calibration hands on what it found out about a model: written, found, checked and read here.
+
+A calibration is a folder with `calibration.json` (what was done, for which model, with which counts) and
+`calibration.safetensors` (what was found). A user's own lie under `<cache>/calibration/<model>/` and are looked for
+first; those that ship with the project, under `conf/calibration/<model>/`, leave DejaVu's predictors out.
+
+Tensors, for L layers and H heads; where a dimension counts clusters, column k - 1 is that of k clusters:
+
+- `static_membership.<preset>`: [L, H], int64, for each head the lowest head of its cluster
+- `output_aware.<preset>`: [L, H], int64, for each head the head that serves it
+- `head_importance`: [L, H], mean squared norm of what each head adds to the layer's output
+- `output_cost`: [L, H, H], what it costs that head r (last dimension) serves head i
+- `kept_kv_heads`: [L, clusters], K heads that CHAI's representatives need
+- `distance.last_row`, `distance.probe`: [L, H, H], mean cosine distances of heads' attention
+- `error_curves`: [L, clusters], squared distances to the clusters' means
+- `predicted_divergence`, `predicted_divergence.output_aware`: [L, clusters], KL divergence in nats per token
+- `predictor.<layer>.down`, `predictor.<layer>.up`: [1000, hidden] and [H, 1000], DejaVu's
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chai_eval.attention.inject import attention_shape
+from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, write_document
+from chai_eval.data import cache_dir
+from chai_eval.errors import RunError, SettingError
+from chai_eval.files import write_whole
+from chai_eval.resources import conf_dir
+
+LAYOUT = 1
+DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
+PRESETS = ("conservative", "balanced", "aggressive")
+COMMAND = "python -m chai_eval calibrate model="
+
+
+def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a calibration in place of an older one, with checksums of both files.
+
+    The description goes last. Until it does, an older one refuses the new tensors by their checksum.
+
+    Raises
+    ------
+    RunError
+        A full disk, or a folder that can't be written.
+    """
+    saved = save({name: each.contiguous() for name, each in tensors.items()})
+    try:
+        write_whole(folder / TENSORS, saved)
+        described = {"layout": LAYOUT, **description}
+        write_document(folder / DESCRIPTION, described, {TENSORS: hashlib.sha256(saved).hexdigest()})
+    except OSError as error:
+        raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
+
+
+def runs(counts: Sequence[int]) -> list[list[int]]:
+    """Counts of all layers as a run-length list of [count, layers], as `calibration.json` has them."""
+    return [[count, len(list(run))] for count, run in groupby(counts)]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A calibration on the disk, opened.
+
+    Attributes
+    ----------
+    folder : Path
+    document : Document
+        `calibration.json`, and the checksum of the tensors.
+    setting : str
+        The setting that named it, for messages.
+    """
+
+    folder: Path
+    document: Document
+    setting: str
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """`calibration.json` without its checksums."""
+        return self.document.content
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of what it says and of its tensors, in hex: the same whether it has checksums or not.
+
+        Raises
+        ------
+        SettingError
+            Where the tensors are not those that it names.
+        """
+        said = hashlib.sha256(json.dumps(self.description, indent=1).encode() + b"\n")
+        return hashlib.sha256(said.digest() + bytes.fromhex(self._checked[1])).hexdigest()
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the file, on the CPU.
+
+        Raises
+        ------
+        SettingError
+            Where this calibration does not have it, or the file can't be read.
+        """
+        file = self._checked[0]
+        try:
+            with safe_open(file, "pt") as opened:
+                if name in opened.keys():  # noqa: SIM118 - not a mapping
+                    return opened.get_tensor(name)
+        except Exception as error:  # without checksums the file may hold anything
+            raise _unreadable(self.setting, file, error) from error
+        made_for = self.description["model"].get("name", "…")
+        raise SettingError(f"{self.setting}: calibration {self.folder} has no {name}; {_made_by(made_for)}")
+
+    def membership(self, kind: str, preset: str) -> list[list[int]]:
+        """For each layer and head a head that stands for its cluster; raises as `tensor` does.
+
+        Parameters
+        ----------
+        kind : "static_membership" or "output_aware"
+        """
+        return self.tensor(f"{kind}.{preset}").tolist()
+
+    def predictor(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The two matrices of a layer's predictor, [1000, hidden] and [heads, 1000]; raises as `tensor` does."""
+        return self.tensor(f"predictor.{layer}.down"), self.tensor(f"predictor.{layer}.up")
+
+    @cached_property
+    def _checked(self) -> tuple[Path, str]:
+        """The file of the tensors, which has been checked, and its sha256."""
+        file = self.folder / TENSORS
+        try:
+            return file, self.document.check(self.folder, TENSORS)
+        except (DamagedError, OSError) as error:
+            raise _unreadable(self.setting, file, error) from error
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Refuse a calibration that was made for another model.
+
+        Raises
+        ------
+        SettingError
+            Naming both.
+        """
+        made_for, given = self.description["model"], identity(model)
+        differing = [key for key in given if key in made_for and made_for[key] != given[key]]
+        if differing:
+            theirs, ours = ({key: each[key] for key in differing} for each in (made_for, given))
+            raise SettingError(
+                f"{self.setting}: calibration {self.folder} was made for {_named(made_for, theirs)}, the model is "
+                f"{_named(given, ours)}; {_made_by('…')}"
+            )
+
+
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What tells a model from others a calibration may have been made for, in any precision and on any device.
+
+    `signs` hashes the signs of the first weights of every parameter: rounding to another precision keeps a sign, any
+    training turns some. It is left out where weights are not in memory.
+    """
+    shape, config = attention_shape(model), model.config.get_text_config()
+    found = {
+        "model_type": config.model_type,
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "hidden_size": config.hidden_size,
+    }
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.is_meta:
+            return found
+        digest.update(name.encode())
+        digest.update((parameter.detach().flatten()[:1024] < 0).cpu().numpy().tobytes())
+    return {**found, "signs": digest.hexdigest()[:16]}
+
+
+def _roots() -> list[Path]:
+    """Where calibrations lie, in the order in which they are looked for."""
+    return [cache_dir() / "calibration", conf_dir() / "calibration"]
+
+
+def calibrated_presets() -> dict[str, list[list[int]]]:
+    """Run-length lists of calibrations, as `<model>-balanced` and the like; a user's own go before those we ship.
+
+    Damaged calibrations are left out.
+    """
+    found: dict[str, list[list[int]]] = {}
+    for root in reversed(_roots()):
+        for file in sorted(root.glob(f"*/{DESCRIPTION}")):
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OSError, DamagedError):
+                presets = read_document(file).content["presets"]
+                found |= {f"{file.parent.name}-{preset}": each["clusters"] for preset, each in presets.items()}
+    return found
+
+
+def check_description(model: str, setting: str) -> None:
+    """Refuse a damaged description of a model's calibration, if it has one: another one would give other counts.
+
+    Raises
+    ------
+    SettingError
+    """
+    files = (file for root in _roots() for file in root.glob(f"*/{DESCRIPTION}") if file.parent.name == model)
+    if file := next(files, None):
+        _read_description(file, setting)
+
+
+def _read_description(file: Path, setting: str) -> Document:
+    try:
+        document = read_document(file)
+    except (DamagedError, OSError) as error:
+        raise _unreadable(setting, file, error) from error
+    if document.files is None:
+        say_unchecked("calibrations")
+    return document
+
+
+def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
+    """Open a calibration.
+
+    Parameters
+    ----------
+    name_or_path : str
+        A model's name, a folder, or the `calibration.json` in it.
+    setting : str
+        What messages call it.
+
+    Raises
+    ------
+    SettingError
+        Where there is none, or it can't be read.
+    """
+    given = Path(name_or_path).expanduser()
+    folders = [given.parent if given.suffix in (".json", ".safetensors") else given]
+    if len(given.parts) == 1 and not given.suffix:
+        folders = [root / name_or_path for root in _roots()] + folders
+    folder = next((each for each in folders if (each / DESCRIPTION).is_file()), None)
+    if folder is None:
+        raise SettingError(f"{setting}: no calibration {name_or_path!r}; {_made_by(name_or_path)}")
+    file = folder / DESCRIPTION
+    document = _read_description(file, setting)
+    if document.content.get("layout") != LAYOUT or not isinstance(document.content.get("model"), dict):
+        raise SettingError(f"{setting}: {file} is no calibration of layout {LAYOUT}; {_made_by('…')}")
+    return Calibration(folder, document, setting)
+
+
+def _unreadable(setting: str, file: Path, error: Exception) -> SettingError:
+    said = str(error) if isinstance(error, DamagedError) else f"{file} can't be read ({_one_line(error)})"
+    return SettingError(f"{setting}: {said}; {_made_by('…')}")
+
+
+def _made_by(model: str) -> str:
+    return f"allowed: a calibration of this model, made by `{COMMAND}{model if '/' not in model else '…'}`"
+
+
+def _named(model: Mapping[str, Any], differing: Mapping[str, Any]) -> str:
+    name = model.get("name") or model.get("model_type", "a model")
+    return f"{name} ({', '.join(f'{key} {value}' for key, value in differing.items())})"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,99 @@
+"""Files that other processes may read, write or wait for: written whole or not at all, locked by files that stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+# Seconds between signs of life of a process that waits for another.
+PATIENCE = 10.0
+
+
+def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> None:
+    """Write a file beside its place, bring it to the disk, and rename it into place; its folder is made.
+
+    Parameters
+    ----------
+    content : str, bytes or callable
+        A callable fills the file whose path it is given.
+
+    Raises
+    ------
+    OSError
+        Nothing half-written is left then, and what stood at `path` still stands.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if callable(content):
+            content(beside)
+        else:
+            beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def held(path: Path, taken: Callable[[], object], while_waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Hold a lock file for this process while the context lasts; its folder is made.
+
+    Parameters
+    ----------
+    taken : callable
+        Called where another process holds it: says so, or raises. After that it is waited for.
+    while_waiting : callable
+        Called every few seconds of waiting.
+
+    Raises
+    ------
+    OSError
+        Where it can't be locked.
+
+    Notes
+    -----
+    The file is never deleted: removing one that another process has just opened would let a third one in.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    if not _acquired(lock, 0):
+        taken()
+        while not _acquired(lock, PATIENCE):
+            while_waiting()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds a lock file; False where that can't be tried."""
+    if not path.exists():
+        return False
+    lock = FileLock(path)
+    try:
+        if not _acquired(lock, 0):
+            return True
+    except OSError:
+        return False
+    lock.release()
+    return False
+
+
+def _acquired(lock: FileLock, seconds: float) -> bool:
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout:
+        return False
+    return True
