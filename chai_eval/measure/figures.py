@@ -10,9 +10,9 @@ from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.memory import Memory
 from chai_eval.measure.room import OutOfMemory
 from chai_eval.measure.serialise import to_json
-from chai_eval.measure.settings import Point
 from chai_eval.measure.statistics import Quantiles, Ratio
 from chai_eval.measure.work import Work
+from chai_eval.measure_settings import Point
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from chai_eval.attention.passes import CACHE_NAMES
 from chai_eval.measure.clock import Clock
-from chai_eval.measure.settings import Point
+from chai_eval.measure_settings import Point
 
 
 @dataclass

@@ -18,7 +18,7 @@ from chai_eval.attention.inject import attention_shape
 from chai_eval.measure import generation
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure.room import OutOfMemory, proc_bytes
-from chai_eval.measure.settings import Point
+from chai_eval.measure_settings import Point
 
 
 @dataclass(frozen=True)

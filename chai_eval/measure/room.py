@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import attention_shape
 from chai_eval.measure.contenders import Contender
-from chai_eval.measure.settings import Point
+from chai_eval.measure_settings import Point
 
 # Words with which allocators say that there is no memory, where they have no exception of their own.
 NO_MEMORY = re.compile(
