@@ -88,6 +88,11 @@ class Hooks:
         """`states` needs all heads of what the model computes."""
         return type(self).states is not Hooks.states
 
+    @property
+    def has_attention(self) -> bool:
+        """Some layers have attention of the method's own, or every head's own mask."""
+        return type(self).attention is not Hooks.attention
+
 
 class Composed(Hooks):
     """Several methods' hooks, one after the other; at most one of them shares scores or has its own attention."""

@@ -64,6 +64,11 @@ class Method(ABC):
         """What caches filled under this method are marked with: its name and settings."""
         return f"{self.name} {json.dumps(self.settings(), sort_keys=True)}"
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that say what the method does; results are named by their code, and all that they import."""
+        return (type(self).__module__,)
+
     def settings(self) -> dict[str, Any]:
         """All settings that can change a number, as plain JSON types."""
         given = {field.name: (getattr(self, field.name), field.type) for field in fields(self)}  # type: ignore[arg-type]

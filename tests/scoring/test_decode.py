@@ -21,7 +21,7 @@ from chai_eval.scoring.lm import InMemory, PackedLM
 from chai_eval.scoring.pack import ScoringRequest
 from chai_eval.scoring.tasks import load_task
 from tests.attention.tiny import MODELS
-from tests.methods.test_against_loops import CASES
+from tests.methods.cases import CASES
 from tests.scoring.test_lm import COUNTS, ask
 from tests.scoring.tiny_text import tokenizer
 
