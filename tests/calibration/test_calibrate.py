@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from chai_eval.calibrate import calibrate, held_for_calibration
 from chai_eval.calibration import collect as collect_module
+from chai_eval.calibration import progress
 from chai_eval.calibration.command import composed
 from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
 from chai_eval.errors import RunError, SettingError
@@ -83,7 +84,7 @@ def test_interrupted_calibration_ends_as_an_uninterrupted_one(
 ) -> None:
     whole = calibrate(settings(text, tmp_path / "whole", "predictor=true"), "command")
     for often in ("SECONDS_BETWEEN_SAVES", "SAVES_PER_COST"):
-        monkeypatch.setattr(collect_module, often, 0.0)
+        monkeypatch.setattr(progress, often, 0.0)
     read = collect_module._read_batch
     left = [3]
 
@@ -195,7 +196,7 @@ def test_damaged_progress_is_named_and_collected_again(
         patched.setattr("chai_eval.calibrate.true_divergences", interrupted)
         calibrate(settings(text, tmp_path / "broken"), "command")
     files = [*(tmp_path / "broken").glob(".progress-*/sums-*.pt")]
-    files += (tmp_path / "broken").glob(".progress-*/sensitivity-0.json")
+    files += (tmp_path / "broken").glob(".progress-*/sensitivity-*.pt")
     for file in files:
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
