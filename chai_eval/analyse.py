@@ -1,10 +1,8 @@
-"""`python -m chai_eval.analyse`: four facts about how a model's heads cluster, as data and figures."""
+"""`chai-eval analyse`: four facts about how a model's heads cluster, as data and figures."""
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,10 +19,9 @@ from chai_eval.calibration.analysis import (
     follow_membership,
     size_table,
 )
-from chai_eval.calibration.command import run_command
 from chai_eval.calibration.counts import elbows
 from chai_eval.calibration.figures import INSTALL, draw_all, to_be_drawn
-from chai_eval.calibration.settings import AnalysisSettings, check_tokens, parse_analysis
+from chai_eval.calibration.settings import AnalysisSettings, check_tokens
 from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.checksum import write_document
 from chai_eval.data.text import batches, cut, open_text
@@ -35,15 +32,6 @@ from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
 from chai_eval.store.provenance import versions
-
-USAGE = """\
-See how a model's heads cluster: how alike they attend in each layer (the paper's Figure 2), what fewer clusters lose,
-with the elbow (Figure 8), how membership moves as more tokens are seen (Figure 9), and how large clusters are.
-
-  python -m chai_eval.analyse [setting=value ...]
-
-Writes parquet files and figures to results/analysis/<model>/.
-"""
 
 
 def analyse(settings: AnalysisSettings, command: str) -> Path:
@@ -106,13 +94,9 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, A
         raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
 
 
-def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    settings = parse_analysis(values)
-    folder = analyse(settings, shlex.join(["python", "-m", "chai_eval.analyse", *arguments]))
+def main(settings: AnalysisSettings, command: str) -> None:
+    """Analyse a model and print where what was found lies; raises as `analyse` does."""
+    folder = analyse(settings, command)
     sys.stdout.write(f"{folder}\n" + "".join(f"  {path.name}\n" for path in sorted(folder.iterdir())))
     if settings.figures is None and not to_be_drawn(None):
         sys.stdout.write(f"No figures, for want of matplotlib: {INSTALL}\n")
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("analyse", USAGE, _work))

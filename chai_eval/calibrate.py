@@ -1,4 +1,4 @@
-"""`python -m chai_eval.calibrate`: the offline phase of a model, from its text to the file that methods read.
+"""`chai-eval calibrate`: the offline phase of a model, from its text to the file that methods read.
 
 settings -> model -> samples -> sums (collect) -> sensitivity -> counts (rule), memberships -> calibration
 """
@@ -10,36 +10,32 @@ import itertools
 import json
 import logging
 import math
-import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from chai_eval.attention.inject import attention_shape
-from chai_eval.attention.membership import partitions
 from chai_eval.calibration.choice import (
     CHAI,
     OUTPUT_AWARE,
     Candidates,
     Choices,
+    candidates_of,
     choose,
     description,
     methods,
     serving_by_count,
 )
 from chai_eval.calibration.collect import Collected, collect, error_curves
-from chai_eval.calibration.command import run_command
-from chai_eval.calibration.medoids import kept_by
 from chai_eval.calibration.predictor import recalls
 from chai_eval.calibration.sensitivity import layer_divergence, true_divergences
-from chai_eval.calibration.settings import CalibrationSettings, check_tokens, parse_calibration
+from chai_eval.calibration.settings import CalibrationSettings, check_tokens
 from chai_eval.calibration_file import DESCRIPTION, identity, write_calibration
 from chai_eval.checksum import read_document
 from chai_eval.data.assets import cache_dir
@@ -49,15 +45,6 @@ from chai_eval.files import held
 from chai_eval.methods import build_method
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
-
-USAGE = """\
-Calibrate a model: how many clusters each layer keeps, which heads they are, and what the methods need besides.
-
-  python -m chai_eval.calibrate [setting=value ...]
-
-Writes <cache>/calibration/<model>/, where methods find it by the model's name. Interrupted and started again, it goes
-on from where it was.
-"""
 
 # Samples that nothing is calibrated on, which what was chosen and learnt is tested on.
 HELD_OUT = 4
@@ -86,9 +73,10 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     model, tokenizer = load(settings.model)
     check_tokens(settings.tokens, model)
     build_method("mha").check(model)
-    if attention_shape(model).heads < 2:
+    shape = attention_shape(model)
+    if shape.heads < 2:
         raise SettingError(f"model: {settings.model.name} has a single head, nothing to cluster; allowed: two or more")
-    shape, weights = attention_shape(model), fingerprint(model)
+    weights = fingerprint(model)
     folder = settings.out or cache_dir() / "calibration" / settings.model.name
     all_samples = cut(text.documents, tokenizer, settings.tokens)
     samples = embedded(model, tokenizer, all_samples, HELD_OUT + max(settings.samples, HELD_OUT + 1))
@@ -107,29 +95,19 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
         predicted = layer_divergence(
             model, measured, serving, settings.probe_tokens, settings.seed, progress / "sensitivity.pt"
         )
-        fewest = torch.tensor([kept_by(count, shape.heads, shape.kv_heads) for count in range(1, shape.heads + 1)])
-        candidates = {
-            CHAI: Candidates(
-                predicted[0], found.sums.mean("kept"), partitions(found.sums.mean(f"distance_{settings.features}"))
-            ),
-            OUTPUT_AWARE: Candidates(predicted[1], fewest.expand(shape.layers, -1), serving),
-        }
+        candidates = candidates_of(found.sums, settings.features, serving, predicted, shape.kv_heads)
         error = found.sums.mean("error") if error_curves(settings) else None
         choices = choose(settings, candidates, error, shape.kv_heads)
         divergences = true_divergences(model, held_out, methods(choices, settings.probe_tokens))
-        whole: dict[str, Any] = {
-            "model": {
-                "name": settings.model.name,
-                **identity(model),
-                "fingerprint": weights,
-                "revision": settings.model.revision,
-            },
+        made_for = {"name": settings.model.name, **identity(model), "fingerprint": weights}
+        described: dict[str, Any] = {
+            "model": {**made_for, "revision": settings.model.revision},
             "presets": description(choices, divergences, settings.rule),
             "provenance": _provenance(settings, found, len(measured), text.name, command),
         }
         if found.predictors:
-            whole["predictor_recall"] = recalls(model, found.predictors, held_out)
-        write_calibration(folder, whole, _tensors(found, candidates, choices, error))
+            described["predictor_recall"] = recalls(model, found.predictors, held_out)
+        write_calibration(folder, described, _tensors(found, candidates, choices, error))
         shutil.rmtree(progress)
     return folder
 
@@ -214,9 +192,9 @@ def _progress_key(settings: CalibrationSettings, weights: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    settings = parse_calibration(values)
-    folder = calibrate(settings, shlex.join(["python", "-m", "chai_eval.calibrate", *arguments]))
+def main(settings: CalibrationSettings, command: str) -> None:
+    """Calibrate a model and print where what was found lies, and what each preset costs; raises as `calibrate` does."""
+    folder = calibrate(settings, command)
     presets = read_document(folder / DESCRIPTION).content["presets"]
     sys.stdout.write(f"{folder}\n")
     for name, preset in presets.items():
@@ -227,7 +205,3 @@ def _work(values: Mapping[str, Any], arguments: Sequence[str]) -> None:
             f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {chai:.3f} under chai, "
             f"{served:.3f} under output_aware; clusters {preset['clusters']}\n"
         )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command("calibrate", USAGE, _work))

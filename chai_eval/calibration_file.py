@@ -134,12 +134,7 @@ class Calibration:
             raise _unreadable(self.setting, file, error) from error
 
     def membership(self, kind: str, preset: str) -> list[list[int]]:
-        """For each layer and head a head that stands for its cluster; raises as `tensor` does.
-
-        Parameters
-        ----------
-        kind : "static_membership" or "output_aware"
-        """
+        """For each layer and head a head of its cluster, by the kind of membership; raises as `tensor` does."""
         return self.tensor(f"{kind}.{preset}").tolist()
 
     def predictor(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -267,7 +262,8 @@ def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
 
 
 def _unreadable(setting: str, file: Path, error: Exception) -> SettingError:
-    said = str(error) if isinstance(error, DamagedError) else f"{file} can't be read ({_one_line(error)})"
+    one_line = " ".join(str(error).split())
+    said = one_line if isinstance(error, DamagedError) else f"{file} can't be read ({one_line[:200]})"
     return SettingError(f"{setting}: {said}; {_made_by('…')}")
 
 
@@ -278,7 +274,3 @@ def _made_by(model: str) -> str:
 def _named(model: Mapping[str, Any], differing: Mapping[str, Any]) -> str:
     name = model.get("name") or model.get("model_type", "a model")
     return f"{name} ({', '.join(f'{key} {value}' for key, value in differing.items())})"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]], *, left: int = 2) -> list[str]:
@@ -18,3 +18,8 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]], *, left: in
 
     rule = ["-" * width if index < left else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
     return [line(columns), line(rule), *(line(row) for row in lines)]
+
+
+def table(lines: Sequence[Mapping[str, str]], *, left: int = 1) -> str:
+    """A Markdown table of lines that have the same columns."""
+    return "\n".join(markdown(list(lines[0]), [list(each.values()) for each in lines], left=left)) + "\n"

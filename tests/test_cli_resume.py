@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from chai_eval.cli import main
+from tests.kill_and_resume import arguments, results, write_documents
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-sys.path.insert(0, str(ROOT / "tests"))
-from kill_and_resume import arguments, results, write_documents  # noqa: E402
 
 
 def test_a_run_killed_at_random_moments_ends_equal_to_one_left_alone() -> None:

@@ -14,11 +14,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from chai_eval.calibration.command import composed
 from chai_eval.cli import main
-from chai_eval.cli.overrides import configuration, jobs_of
+from chai_eval.cli.configuration import configuration
+from chai_eval.cli.overrides import composed, jobs_of
 from chai_eval.cli.verbatim import verbatim
-from chai_eval.measure.command import main as measure
 from chai_eval.settings import Settings
 
 READ: dict[str, Callable[[Settings], Any]] = {
@@ -114,7 +113,7 @@ def test_the_other_commands_take_them_as_they_are_typed_too(config: str, name: s
 def test_a_measurement_names_the_folder_as_it_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = tmp_path / r"${task}\taken"
     taken.write_text("")
-    assert measure([f"results_dir={taken}/results", "model=tiny_llama_random"]) == 2
+    assert main(["measure", f"results_dir={taken}/results", "model=tiny_llama_random"]) == 2
     assert f"({taken} is a file)" in capsys.readouterr().err
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,8 @@ import pandas as pd
 import pytest
 
 from chai_eval.cli import main
-from chai_eval.cli.overrides import configuration, settings_of
+from chai_eval.cli.configuration import configuration
+from chai_eval.cli.overrides import settings_of
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.run import Report, run
@@ -25,9 +25,7 @@ from chai_eval.session import Session
 from chai_eval.settings import MethodSettings, ModelSettings, Settings
 from chai_eval.store import read_record
 from chai_eval.store.status import list_results
-
-sys.path.insert(0, str(Path(__file__).parent))
-from kill_and_resume import write_documents
+from tests.kill_and_resume import write_documents
 
 DOCUMENTS = 6
 
@@ -49,7 +47,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_defaults_in_python_are_those_of_the_configuration() -> None:
     with configuration():
         configured = settings_of(["limit=null"])
-    bare = Settings(ModelSettings(""), MethodSettings(""))
+    bare = Settings(ModelSettings("any"), MethodSettings("any"))
     assert replace(configured, model=bare.model, method=bare.method) == bare
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.all import records
+from chai_eval.benchmark.records import records
 from chai_eval.calibration.collect import Collected
 from chai_eval.calibration.progress import SavedProgress
 from chai_eval.calibration.sums import HeadStatistics
@@ -198,13 +198,7 @@ def benchmark(folder: Path) -> Kind:
     path = folder / "decode.json"
     path.write_text(json.dumps(sealed({"benchmark": "decode", "rows": [{"reached": 1.75}], "threads": 2}, {})))
 
-    def read() -> Any:
-        try:
-            return records([path])
-        except SystemExit as error:
-            raise RunError(str(error)) from error
-
-    return Kind(path, read)
+    return Kind(path, lambda: records([path]))
 
 
 def journal(folder: Path) -> Kind:

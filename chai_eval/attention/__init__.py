@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 from chai_eval.attention.cache import ClusteredCache
-from chai_eval.attention.clustered import clustered_attention, full_attention, shared_attention
+from chai_eval.attention.hooks import Composed, Hooks, Prefill, apply
 from chai_eval.attention.inject import attention_layers, take_over
+from chai_eval.attention.layer import full_attention, shared_attention, stored
 from chai_eval.attention.masks import Chunk, UnsupportedModel
 from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
-from chai_eval.attention.passes import ForwardPass, Layer, Takeover
-from chai_eval.attention.planned import clustered
+from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
 from chai_eval.attention.probe import probe_features, probe_probabilities
-from chai_eval.attention.probed import Plan
 from chai_eval.attention.row_layer import RowLayer
-from chai_eval.attention.rows import Rows
+from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.sharing import FixedPlan, Plan, ProbePlan, SharedHeads
+from chai_eval.attention.sources import Source
 
 __all__ = [
+    "AttentionCall",
     "Chunk",
     "ClusteredCache",
+    "Composed",
+    "FixedPlan",
     "ForwardPass",
-    "Layer",
+    "Hooks",
     "Membership",
     "Plan",
+    "Prefill",
+    "ProbePlan",
     "RowLayer",
     "Rows",
+    "SharedHeads",
+    "Source",
     "Takeover",
     "UnsupportedModel",
+    "View",
+    "apply",
     "attention_layers",
-    "clustered",
-    "clustered_attention",
     "full_attention",
     "membership_from_labels",
     "membership_of",
     "probe_features",
     "probe_probabilities",
     "shared_attention",
+    "stored",
     "take_over",
 ]

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.clustered import full_attention
 from chai_eval.attention.inject import attention_layers, attention_shape, take_over
+from chai_eval.attention.layer import full_attention, stored
+from chai_eval.attention.logits import keeping, logits_at
 from chai_eval.attention.masks import UnsupportedModel, Window
-from chai_eval.attention.passes import CACHE_NAMES, ForwardPass, Layer, Takeover, keeping, logits_at
+from chai_eval.attention.passes import CACHE_NAMES, AttentionCall, Takeover
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.attention.rows import Rows
 
@@ -34,9 +35,9 @@ DECODED = 6
 COMPARED = 512
 
 
-def own_scores(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
+def own_scores(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Every head by its own scores, as an `Attend`."""
-    return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
+    return full_attention(query, *stored(call.store, key, value, call.rows), call.view)
 
 
 @torch.no_grad()

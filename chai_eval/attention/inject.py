@@ -8,7 +8,7 @@ module that owns the layers works out the rows of the pass, points the config at
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from chai_eval.attention.masks import LayerMask, UnsupportedModel, layer_mask, window_given
-from chai_eval.attention.passes import Attend, ForwardPass, Layer, Takeover, packed_pass, padded_pass
+from chai_eval.attention.passes import Attend, AttentionCall, ForwardPass, Takeover, packed_pass, padded_pass
 from chai_eval.attention.rope import rotary_lengths
 
 # What some models add to attention and we do not compute; each arrives as a keyword of the attention call.
@@ -113,7 +113,6 @@ def take_over(
     attend: Attend,
     *,
     only_rows: bool = False,
-    stores: bool = False,
     made_by: str = "",
     probe_tokens: int = 0,
 ) -> Iterator[Takeover]:
@@ -126,11 +125,9 @@ def take_over(
     ----------
     model : PreTrainedModel
     attend : Attend
+        Is given keys and values of the pass alone; where there is a cache, it stores them (see `layer.stored`).
     only_rows : bool
         Leave passes without `rows=` to the model's own attention, and its own cache.
-    stores : bool
-        `attend` is given keys and values of the pass alone, and stores them itself (see `ForwardPass.whole`);
-        otherwise it is given those of the whole rows.
     made_by : str
         What caches are marked with: one that was filled under another mark is refused.
     probe_tokens : int
@@ -144,91 +141,111 @@ def take_over(
         Where another method is applied already; in a forward pass, for a cache that was filled without the method, or
         an attention mask that is not `[batch, tokens]`.
     """
-    layers = attention_layers(model)
-    stack = layer_stack(model)
+    layers, stack = attention_layers(model), layer_stack(model)
     if getattr(stack, "_chai_eval_applied", False):
         raise ValueError("method: another method is applied to this model; allowed: one at a time")
     name = f"chai_eval_{id(model):x}"
-    config = model.config
-    original = _implementations(config)
     padded = partial(padded_pass, stack, len(layers), made_by, probe_tokens)
-    parameters = list(inspect.signature(stack.forward).parameters)
-    rotary = rotary_lengths(model)
-    handle = Takeover()
-    current = handle.passes
-
-    def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
-    ) -> Any:
-        _refuse_extras(config.model_type, kwargs)
-        run = current[-1]
-        _check_call(config.model_type, layers, module, query, run)
-        layer = Layer(
-            int(module.layer_idx),  # type: ignore[arg-type]
-            kwargs["scaling"] if kwargs.get("scaling") is not None else query.shape[-1] ** -0.5,
-            window_given(config.model_type, attention_mask),
-            module,
-        )
-        run.layers_seen.add(layer.index)
-        handle.saw(layer, query, key, value)
-        rows = run.rows
-        query, key, value = rows.gather(query), rows.gather(key), rows.gather(value)
-        if not stores:
-            key, value = run.whole(layer.index, key, value)
-        return rows.scatter(attend(layer, query, key, value, run)), None
-
-    def mask(*args: Any, mask_function: Any, **kwargs: Any) -> LayerMask:
-        return layer_mask(config.model_type, mask_function, packed=current[-1].packed)
-
-    def before(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rows = kwargs.pop("rows", None)
-        if rows is None and only_rows:
-            return args, kwargs
-        # By name: what is given by position (a mask, say) must not be missed.
-        kwargs.update(zip(parameters, args, strict=False))
-        run = packed_pass(rows, kwargs) if rows is not None else padded(kwargs)
-        if run.rows.past is None:
-            rotary.forget()
-        run.use_cache(True)
-        current.append(run)
-        config._attn_implementation = name
-        return (), kwargs
-
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not current:
-            return
-        run = current.pop()
-        run.use_cache(False)
-        _restore(original)
-        if output is not None and run.layers_seen != set(layers):
-            missed = sorted(set(layers) - run.layers_seen)
-            raise UnsupportedModel(
-                f"model: layers {missed} of {config.model_type} did not call the attention interface, so their "
-                "attention can't be taken over; allowed: models that do in every layer"
-            )
-
-    AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
+    injection = _Injection(name, model, layers, attend, padded, only_rows)
+    AttentionInterface.register(name, injection.attention)
+    AttentionMaskInterface.register(name, injection.mask)
     hooks = [
-        stack.register_forward_pre_hook(before, with_kwargs=True),
-        stack.register_forward_hook(after, with_kwargs=True, always_call=True),
+        stack.register_forward_pre_hook(injection.before, with_kwargs=True),
+        stack.register_forward_hook(injection.after, with_kwargs=True, always_call=True),
     ]
     stack._chai_eval_applied = True  # type: ignore[assignment]
     try:
-        yield handle
+        yield injection.handle
     finally:
         for hook in hooks:
             hook.remove()
         del stack._chai_eval_applied
-        rotary.forget()
-        _restore(original)
+        injection.rotary.forget()
+        _restore(injection.original)
         AttentionInterface._global_mapping.pop(name, None)
         AttentionMaskInterface._global_mapping.pop(name, None)
 
 
-def _check_call(kind: str, layers: Mapping[int, nn.Module], module: nn.Module, query: Tensor, run: ForwardPass) -> None:
+class _Injection:
+    """What transformers calls while a model's attention is taken over.
+
+    Parameters
+    ----------
+    name : str
+        Under which it is known to transformers.
+    padded : callable
+        Makes the pass of an ordinary batch from what the model is called with.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: PreTrainedModel,
+        layers: Mapping[int, nn.Module],
+        attend: Attend,
+        padded: Callable[[dict[str, Any]], ForwardPass],
+        only_rows: bool,
+    ) -> None:
+        self.name, self.config, self.layers, self.attend = name, model.config, layers, attend
+        self.padded, self.only_rows = padded, only_rows
+        self.original = _implementations(model.config)
+        self.rotary = rotary_lengths(model)
+        self.handle = Takeover()
+
+    def attention(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """The attention of one layer, as `AttentionInterface` asks for it."""
+        kind, forward = self.config.model_type, self.handle.passes[-1]
+        _refuse_extras(kind, kwargs)
+        _check_call(kind, self.layers, module, query, forward)
+        scaling = kwargs["scaling"] if kwargs.get("scaling") is not None else query.shape[-1] ** -0.5
+        view = forward.view(scaling, window_given(kind, attention_mask))
+        call = AttentionCall(int(module.layer_idx), module, view, forward)  # type: ignore[arg-type]
+        forward.layers_seen.add(call.index)
+        self.handle.saw(call, query, key, value)
+        rows = forward.rows
+        return rows.scatter(self.attend(call, rows.gather(query), rows.gather(key), rows.gather(value))), None
+
+    def mask(self, *args: Any, mask_function: Any, **kwargs: Any) -> LayerMask:
+        """What layers are given as a mask, as `AttentionMaskInterface` asks for it."""
+        return layer_mask(self.config.model_type, mask_function, packed=self.handle.passes[-1].packed)
+
+    def before(
+        self, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Work out the rows of a pass, and point the config at our attention."""
+        rows = kwargs.pop("rows", None)
+        if rows is None and self.only_rows:
+            return args, kwargs
+        # By name: what is given by position (a mask, say) must not be missed.
+        kwargs.update(zip(inspect.signature(stack.forward).parameters, args, strict=False))
+        forward = packed_pass(rows, kwargs) if rows is not None else self.padded(kwargs)
+        if forward.rows.past is None:
+            self.rotary.forget()
+        forward.use_cache(True)
+        self.handle.passes.append(forward)
+        self.config._attn_implementation = self.name
+        return (), kwargs
+
+    def after(self, stack: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Point the config back, and see that no layer went another way."""
+        if not self.handle.passes:
+            return
+        forward = self.handle.passes.pop()
+        forward.use_cache(False)
+        _restore(self.original)
+        if output is not None and forward.layers_seen != set(self.layers):
+            missed = sorted(set(self.layers) - forward.layers_seen)
+            raise UnsupportedModel(
+                f"model: layers {missed} of {self.config.model_type} did not call the attention interface, so their "
+                "attention can't be taken over; allowed: models that do in every layer"
+            )
+
+
+def _check_call(
+    kind: str, layers: Mapping[int, nn.Module], module: nn.Module, query: Tensor, forward: ForwardPass
+) -> None:
     """Refuse calls of the attention that are not one for each layer, over all tokens of the pass."""
     index = getattr(module, "layer_idx", None)
     if layers.get(index) is not module:  # type: ignore[arg-type]
@@ -236,11 +253,11 @@ def _check_call(kind: str, layers: Mapping[int, nn.Module], module: nn.Module, q
             f"model: {kind} attends in a {type(module).__name__} that is none of its {len(layers)} layers' attention; "
             "allowed: models with one attention in each layer"
         )
-    if index in run.layers_seen:
+    if index in forward.layers_seen:
         raise UnsupportedModel(
             f"model: layer {index} of {kind} attends twice in a pass; allowed: models that attend once in each layer"
         )
-    given, expected = (query.shape[0], query.shape[2]), (run.rows.batch, run.rows.tokens)
+    given, expected = (query.shape[0], query.shape[2]), (forward.rows.batch, forward.rows.tokens)
     if given != expected:
         raise UnsupportedModel(
             f"model: layer {index} of {kind} attends from {given[1]} tokens of {given[0]} requests in a pass of "

@@ -1,4 +1,7 @@
-"""Membership: which heads form a cluster, for all requests of a batch at once (DESIGN section 3, steps 3 and 4)."""
+"""Membership: which heads form a cluster, for all requests of a batch at once.
+
+Steps 3 and 4 of the design (docs/design.md, section 3).
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,10 @@ class Membership:
         """Each head a cluster of its own."""
         number = torch.arange(heads, device=device).expand(rows, -1)
         return cls(number, number)
+
+    def on(self, device: torch.device) -> Membership:
+        """The same on another device."""
+        return Membership(self.cluster.to(device), self.representative.to(device))
 
     def expand(self, rows: int) -> Membership:
         """The one membership (of one row) for every one of `rows` rows."""

@@ -10,37 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache
 
-from chai_eval.attention.cache import ClusteredCache, Remembered, adopt
+from chai_eval.attention.cache import ClusteredCache, Remembered
 from chai_eval.attention.masks import UnsupportedModel, Window
 from chai_eval.attention.row_layer import RowLayer
-from chai_eval.attention.rows import Rows
+from chai_eval.attention.rows import Rows, View
 
 # What models call their cache, newest name first.
 CACHE_NAMES = ("cache", "past_key_values")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One attention call of the model.
-
-    Attributes
-    ----------
-    index : int
-        Number of the layer, from 0.
-    scaling : float
-        Factor of the products of queries and keys.
-    window : int, Chunk or None
-        Width of the sliding window, or the chunks, where the layer has any.
-    module : nn.Module
-        The attention module.
-    """
-
-    index: int
-    scaling: float
-    window: Window | None
-    module: nn.Module
 
 
 @dataclass
@@ -65,9 +43,17 @@ class ForwardPass:
     remembered: MutableMapping[tuple[int, str], Tensor] = field(default_factory=dict)
     layers_seen: set[int] = field(default_factory=set)
     packed: bool = False
+    views: dict[tuple[float, Window | None], View] = field(default_factory=dict)
+
+    def view(self, scaling: float, window: Window | None) -> View:
+        """What a layer's queries see: the same object, with its masks, for all layers that are alike."""
+        asked = (scaling, window)
+        if asked not in self.views:
+            self.views[asked] = View(self.rows, scaling, window)
+        return self.views[asked]
 
     def store(self, layer: int) -> RowLayer | None:
-        """Where the layer's keys and values are kept, if they are."""
+        """The layer's cache, if there is one."""
         return None if self.cache is None else self.cache[layer]
 
     def use_cache(self, in_use: bool) -> None:
@@ -75,10 +61,36 @@ class ForwardPass:
         for layer in self.cache or ():
             layer.in_use = in_use
 
-    def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the whole rows, those of this pass stored with the earlier ones."""
-        store = self.store(layer)
-        return (key, value) if store is None else store.append(key, value, self.rows)
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call of the model.
+
+    Attributes
+    ----------
+    index : int
+        Number of the layer, from 0.
+    module : nn.Module
+        The attention module.
+    view : View
+        What its queries see.
+    forward : ForwardPass
+    """
+
+    index: int
+    module: nn.Module
+    view: View
+    forward: ForwardPass
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the pass."""
+        return self.view.rows
+
+    @property
+    def store(self) -> RowLayer | None:
+        """The layer's cache, if there is one."""
+        return self.forward.store(self.index)
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,8 @@ class Takeover:
     passes : list of ForwardPass
         The forward pass that is going on, if any.
     paths : Counter of str
-        How often clustered layers projected "whole" (all heads), or narrowly: "two_step", "decode".
+        How often clustered layers projected "whole" (all heads), or representatives only: "two_step" (after the
+        probe of a prompt), "decode".
     shapes : dict of int to LayerShape
         Of each layer that went through the attention interface.
     windows : dict of int to int, Chunk or None
@@ -112,20 +125,20 @@ class Takeover:
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, Window | None] = field(default_factory=dict)
 
-    def saw(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> None:
+    def saw(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Note what a layer was given, `[batch, heads, tokens, head_dim]` each."""
-        self.windows[layer.index] = layer.window
-        self.shapes[layer.index] = LayerShape(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
+        self.windows[call.index] = call.view.window
+        self.shapes[call.index] = LayerShape(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
 
     @property
-    def run(self) -> ForwardPass | None:
+    def current(self) -> ForwardPass | None:
         """The forward pass that is going on."""
         return self.passes[-1] if self.passes else None
 
 
-# (layer, query [rows, heads, length, head_dim], key and value [rows, kv_heads, length, head_dim], pass)
+# (call, query [rows, heads, length, head_dim], key and value [rows, kv_heads, length, head_dim] of this pass)
 # to the output [rows, heads, length, head_dim].
-Attend = Callable[[Layer, Tensor, Tensor, Tensor, ForwardPass], Tensor]
+Attend = Callable[[AttentionCall, Tensor, Tensor, Tensor], Tensor]
 
 
 def positions(rows: Rows) -> Tensor:
@@ -174,6 +187,41 @@ def padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, 
     return ForwardPass(rows, stored, remembered=Remembered(stored))
 
 
+def adopt(cache: Cache, layers: int, made_by: str, probe_tokens: int) -> list[RowLayer]:
+    """The row layers of a cache; an empty cache of another kind is given some.
+
+    Parameters
+    ----------
+    made_by : str
+        The method and settings that are applied.
+    probe_tokens : int
+        Tokens in which it finds its clusters.
+
+    Raises
+    ------
+    ValueError
+        Where the cache already holds tokens that were stored without the method, or under another, or is of a kind
+        that its layers can't take the place of.
+    """
+    own = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, RowLayer)]
+    if len(own) == layers:
+        if own[0].seen and own[0].made_by != made_by:
+            raise ValueError("cache: filled under another method or other settings; allowed: those that filled it")
+        for layer in own:
+            layer.made_by, layer.probe_tokens = made_by, probe_tokens
+        return own
+    # Others are promised a place, a size or a precision that these layers don't keep to.
+    if not isinstance(cache, DynamicCache | ClusteredCache) or cache.offloading:
+        kind = f"{'offloaded ' if getattr(cache, 'offloading', False) else ''}{type(cache).__name__}"
+        raise ValueError(f"cache: {kind} given to a method; allowed: none, an empty DynamicCache, or one of its own")
+    if cache.get_seq_length() > 0:
+        raise ValueError("cache: filled without the method that is applied; allowed: an empty cache, or one of its own")
+    own = [RowLayer(made_by, probe_tokens) for _ in range(layers)]
+    cache.layers = list(own)
+    cache.layer_class_to_replicate = None
+    return own
+
+
 def _input(kwargs: Mapping[str, Any]) -> Tensor:
     for given in (kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
         if given is not None:
@@ -195,34 +243,3 @@ def _wants_cache(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
     wanted = kwargs.get("use_cache")
     config: Any = stack.config
     return bool(config.use_cache if wanted is None else wanted)
-
-
-def logits_at(model: PreTrainedModel, places: Tensor, **given: Any) -> Tensor:
-    """Logits of some tokens of a pass of shape `[1, tokens]`; others are not computed where the model can leave them.
-
-    Parameters
-    ----------
-    places : Tensor [n], int64
-        Ascending, each once.
-    **given
-        What the model is called with.
-
-    Returns
-    -------
-    Tensor [n, vocabulary]
-    """
-    kept = keeping(model, places)
-    logits: Tensor = model(**given, **kept).logits[0]
-    return logits if kept else logits.index_select(0, places)
-
-
-def keeping(model: PreTrainedModel, wanted: int | Tensor) -> dict[str, int | Tensor]:
-    """What to call a model with for the logits of its last tokens, or of some, alone; nothing where it can't leave any.
-
-    Parameters
-    ----------
-    wanted : int or Tensor [n], int64
-        How many of the last, or which.
-    """
-    known = inspect.signature(model.forward).parameters
-    return {"logits_to_keep": wanted} if "logits_to_keep" in known else {}

@@ -11,6 +11,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.rows import Rows
+from chai_eval.attention.sharing import SharedHeads, heads_of
+from chai_eval.attention.sources import HeadProjection
 
 # Room made when a buffer is full: a sixteenth of what it holds, within these bounds. The whole cache is then copied
 # once in many tokens, and never has much more room than it needs.
@@ -26,7 +28,7 @@ class RowLayer(CacheLayerMixin):
     Attributes
     ----------
     keys : Tensor [rows, kept, room, head_dim]
-        Of every key head; after `keep_only`, of those that representatives read.
+        Of every key head; of those that representatives read, once heads share them.
     values : Tensor [rows, kept, room, head_dim]
     lengths : Tensor [rows], int64
         Tokens of each row.
@@ -36,10 +38,8 @@ class RowLayer(CacheLayerMixin):
         Tokens of the batch so far, padding included.
     aligned : bool
         All rows are known to be of the same length.
-    membership : Membership or None
-        Of every row, once `keep_only` was called.
-    slot : Tensor [rows, clusters], int64, or None
-        Which kept key head each representative reads; None where they correspond one to one.
+    shared : SharedHeads or None
+        Which heads share scores, once that is known: keys of others are not here any more.
     made_by : str
         The method and settings that stored what is here.
     probe_tokens : int
@@ -50,8 +50,8 @@ class RowLayer(CacheLayerMixin):
         Tokens that no row may be cropped below: `probe_tokens`, once clusters were found in them.
     state : dict of str to Tensor [rows, ...]
         What a method remembers from pass to pass.
-    narrow : dict
-        Projections of the kept heads, gathered once for these rows.
+    projections : dict of str to HeadProjection
+        Of the heads that are kept, gathered once for these rows.
     """
 
     is_sliding = False
@@ -71,12 +71,10 @@ class RowLayer(CacheLayerMixin):
         self.width = 0
         self.seen = 0
         self.aligned = False
-        self.membership: Membership | None = None
-        self.slot: Tensor | None = None
-        self.kept_heads: Tensor | None = None
+        self.shared: SharedHeads | None = None
         self.least = 0
         self.state: dict[str, Tensor] = {}
-        self.narrow: dict[str, Any] = {}
+        self.projections: dict[str, HeadProjection] = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -147,29 +145,23 @@ class RowLayer(CacheLayerMixin):
             buffer[row, :, column] = new.transpose(1, 2)
         return buffer
 
-    def keep_only(self, membership: Membership, *, share_value: bool = False) -> None:
-        """Drop the keys (and values, where members share them) of heads that no representative reads."""
-        assert self.keys is not None
-        assert self.values is not None
-        heads, kv_heads = membership.cluster.shape[1], self.keys.shape[1]
-        kept, slot = distinct(membership.representative // (heads // kv_heads), kv_heads)
-        row = torch.arange(kept.shape[0], device=kept.device)[:, None]
-        self.keys = self.keys[row, kept, : self.width]
-        if share_value:
-            self.values = self.values[row, kept, : self.width]
-        self.membership, self.slot, self.kept_heads = membership, slot, kept
+    @property
+    def membership(self) -> Membership | None:
+        """The clusters of every row, once they are known."""
+        return None if self.shared is None else self.shared.membership
 
-    def kept(self, states: Tensor) -> Tensor:
-        """Of the key or value heads of a pass, `[rows, kv_heads, length, head_dim]`, those that are kept."""
-        if self.membership is None or self.kept_heads is None:
-            return states
-        row = torch.arange(states.shape[0], device=states.device)[:, None]
-        return states[row, self.kept_heads]
+    def share(self, shared: SharedHeads) -> None:
+        """Drop the keys (and values, where members share them) of heads that no representative reads."""
+        keys, values = self.with_room()
+        self.keys = heads_of(keys[:, :, : self.width], shared.key_heads)
+        if shared.share_value:
+            self.values = heads_of(values[:, :, : self.width], shared.value_heads)
+        self.shared = shared
 
     def nbytes(self) -> int:
         """Bytes of storage that the layer's keys, values and state hold, room included.
 
-        Projections gathered for decoding (`narrow`) are weights, and not counted.
+        Projections gathered for decoding are weights, and not counted.
         """
         held = [self.keys, self.values, *self.state.values()]
         storages = {
@@ -182,8 +174,9 @@ class RowLayer(CacheLayerMixin):
         if self.keys is None or self.values is None or self.lengths is None:
             return 0
         keys = torch.full_like(self.lengths, self.keys.shape[1])
-        if self.slot is not None:  # rows may read fewer heads than the row that reads most
-            keys = torch.tensor([len(set(row)) for row in self.slot.tolist()], device=keys.device)
+        slot = None if self.shared is None else self.shared.slot
+        if slot is not None:  # rows may read fewer heads than the row that reads most
+            keys = torch.tensor([len(set(row)) for row in slot.tolist()], device=keys.device)
         per_token = keys * self.keys.shape[3] + self.values.shape[1] * self.values.shape[3]
         return int((self.lengths * per_token).sum())
 
@@ -230,14 +223,14 @@ class RowLayer(CacheLayerMixin):
         self.width -= gone
 
     def _for_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        for name in ("keys", "values", "lengths", "slot", "kept_heads"):
+        for name in ("keys", "values", "lengths"):
             held = getattr(self, name)
             if held is not None:
                 setattr(self, name, change(held))
-        if self.membership is not None:
-            self.membership = Membership(change(self.membership.cluster), change(self.membership.representative))
+        if self.shared is not None:
+            self.shared = self.shared.for_rows(change)
         self.state = {name: change(held) for name, held in self.state.items()}
-        self.narrow = {name: held.for_rows(change) for name, held in self.narrow.items()}
+        self.projections = {name: held.for_rows(change) for name, held in self.projections.items()}
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._for_rows(lambda held: held.index_select(0, beam_idx.to(held.device)))
@@ -247,24 +240,3 @@ class RowLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._for_rows(lambda held: held[indices])
-
-
-def distinct(read: Tensor, kv_heads: int) -> tuple[Tensor, Tensor | None]:
-    """Which key heads are kept, and where each representative finds its own.
-
-    Parameters
-    ----------
-    read : Tensor [rows, clusters], int64
-        The key head that each representative reads.
-
-    Returns
-    -------
-    Tensor [rows, kept], and Tensor [rows, clusters] or None where they correspond one to one
-    """
-    if bool((read.sort(1).values.diff(dim=1) > 0).all()):  # each reads its own
-        return read, None
-    present = torch.zeros(read.shape[0], kv_heads, dtype=torch.bool, device=read.device).scatter(1, read, True)
-    most = int(present.sum(1).max())
-    kept = torch.argsort((~present).to(torch.uint8), dim=1, stable=True)[:, :most]
-    slot = (present.cumsum(1) - 1).gather(1, read)
-    return kept, slot

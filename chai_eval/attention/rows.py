@@ -63,8 +63,6 @@ class Rows:
     past: Tensor | None = None
     keys: int | None = None
     aligned: bool = False
-    _seen: dict[tuple[int, int, Window | None], Tensor] = field(default_factory=dict, repr=False, compare=False)
-    _ahead: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def count(self) -> int:
@@ -149,11 +147,11 @@ class Rows:
             for name in ("index", "place", "lengths", "branch", "position", "past")
             if (value := getattr(self, name)) is not None
         }
-        return replace(self, **moved, _seen={})
+        return replace(self, **moved)
 
     def after(self, past: Tensor, width: int, aligned: bool) -> Rows:
         """The same rows, going on from a cache that holds `past` tokens of each, `[rows]`, the longest `width`."""
-        return replace(self, past=past, keys=width + self.length, aligned=self.aligned and aligned, _seen={})
+        return replace(self, past=past, keys=width + self.length, aligned=self.aligned and aligned)
 
     @cached_property
     def shortest(self) -> int:
@@ -188,55 +186,94 @@ class Rows:
         """How many columns of keys the queries in columns up to `last - 1` may look at."""
         return last if self.keys is None else self.keys
 
-    def plain(self, window: Window | None = None) -> bool:
-        """Every column sees the columns up to its own, and nothing else is masked."""
-        return self.branch is None and self.past is None and self._binding(window) is None
 
-    def _binding(self, window: Window | None) -> Window | None:
+@dataclass(frozen=True)
+class View:
+    """Which keys the queries of a layer see: causality, branches, a window, and the keys that a method chose.
+
+    Padding stands at the end of a row, so it is never seen by a token that is real. (What a padding query sees does
+    not matter; it always sees column 0, so that its softmax is finite.)
+
+    Attributes
+    ----------
+    rows : Rows
+    scaling : float
+        Factor of the products of queries and keys.
+    window : int, Chunk or None
+        Width of the sliding window, or the chunks, where the layer has any.
+    chosen : Tensor [rows or 1, heads or 1, length, key columns], bool, or None
+        Keys that a method lets each query read; None for all.
+    """
+
+    rows: Rows
+    scaling: float
+    window: Window | None = None
+    chosen: Tensor | None = None
+    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def binding(self) -> Window | None:
         """The window, where there are rows long enough for it to hide anything."""
-        return None if window is None or width(window) >= (self.keys or self.length) else window
+        hides = self.window is not None and width(self.window) < (self.rows.keys or self.rows.length)
+        return self.window if hides else None
 
-    def ahead(self, queries: int, device: torch.device) -> Tensor:
-        """Which of the columns that so many queries stand in lie ahead of each: `[queries, queries]`, bool."""
-        asked = (queries, device)
-        if asked not in self._ahead:  # every block, cluster and layer asks the same
-            self._ahead[asked] = torch.ones(queries, queries, dtype=torch.bool, device=device).triu(1)
-        return self._ahead[asked]
+    @property
+    def causal(self) -> bool:
+        """Every column sees the columns up to its own, and nothing else is masked."""
+        rows = self.rows
+        return rows.branch is None and rows.past is None and self.binding is None and self.chosen is None
 
-    def visible(self, first: int, last: int, window: Window | None = None) -> Tensor | None:
-        """What the queries in columns `first` to `last - 1` see among the first `key_columns(last)` keys.
-
-        Padding stands at the end of a row, so it is never seen by a token that is real. (What a padding query sees
-        does not matter; it always sees column 0, so that its softmax is finite.)
+    def mask(self, first: int, last: int) -> Tensor | None:
+        """What the queries in columns `first` to `last - 1` see among the first `rows.key_columns(last)` keys.
 
         Returns
         -------
-        Tensor [rows or 1, 1, last - first, key columns], bool, or None
+        Tensor [rows or 1, heads or 1, last - first, key columns], bool, or None
             None where nothing need be masked (one new token), or it is plain causality, which kernels know without a
             mask: where queries and keys both begin with column 0.
         """
-        window = self._binding(window)
-        if first == 0 and self.plain(window):
+        rows = self.rows
+        if first == 0 and self.causal:
             return None
-        if self.aligned and self.past is not None and self.length == 1 and window is None:
+        if rows.aligned and rows.past is not None and rows.length == 1 and self.binding is None and self.chosen is None:
             return None  # one new token in every row sees all there is
-        asked = (first, last, window)
-        if asked not in self._seen:  # every layer asks the same
-            self._seen[asked] = self._visible(*asked)
-        return self._seen[asked]
+        asked = (first, last)
+        if asked not in self._masks:  # every layer asks the same
+            self._masks[asked] = self._mask(first, last)
+        return self._masks[asked]
 
-    def _visible(self, first: int, last: int, window: Window | None) -> Tensor:
-        device = self.lengths.device
+    def whole_mask(self) -> Tensor:
+        """What every query of the pass sees: `[rows or 1, heads or 1, length, key columns]`, bool."""
+        mask = self.mask(0, self.rows.length)
+        if mask is not None:
+            return mask
+        length, keys = self.rows.length, self.rows.key_columns(self.rows.length)
+        return torch.ones(length, keys, dtype=torch.bool, device=self.rows.lengths.device).tril(keys - length)[
+            None, None
+        ]
+
+    def future(self, queries: int) -> Tensor:
+        """Among columns that so many queries stand in, those ahead of each query: `[queries, queries]`, bool."""
+        asked = (-queries, -queries)
+        if asked not in self._masks:  # every block, cluster and layer asks the same
+            square = torch.ones(queries, queries, dtype=torch.bool, device=self.rows.lengths.device)
+            self._masks[asked] = square.triu(1)
+        return self._masks[asked]
+
+    def _mask(self, first: int, last: int) -> Tensor:
+        rows, device = self.rows, self.rows.lengths.device
+        keys = rows.key_columns(last)
         query = torch.arange(first, last, device=device)[None, :, None]
-        key = torch.arange(self.key_columns(last), device=device)[None, None, :]
-        if self.past is not None:
-            query = query + self.past[:, None, None]
+        key = torch.arange(keys, device=device)[None, None, :]
+        if rows.past is not None:
+            query = query + rows.past[:, None, None]
         seen = key <= query
-        if self.branch is not None:
-            of_query, of_key = self.branch[:, first:last, None], self.branch[:, None, :last]
+        if rows.branch is not None:
+            of_query, of_key = rows.branch[:, first:last, None], rows.branch[:, None, :last]
             seen = seen & ((of_key == CONTEXT) | (of_key == of_query))
-        if window is not None:
-            if self.position is not None:  # branches stand further right than their position says
-                query, key = self.position[:, first:last, None], self.position[:, None, :last]
-            seen = seen & within(window, query, key)
-        return seen[:, None]
+        if self.binding is not None:
+            if rows.position is not None:  # branches stand further right than their position says
+                query, key = rows.position[:, first:last, None], rows.position[:, None, :last]
+            seen = seen & within(self.binding, query, key)
+        seen = seen[:, None]
+        return seen if self.chosen is None else seen & self.chosen[:, :, first:last, :keys]

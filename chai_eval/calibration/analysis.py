@@ -46,8 +46,8 @@ def correlation_and_error(
     def watch(seen: Seen) -> None:
         last = seen.last_row().double().cpu()
         features = last if curves.features == "last_row" else seen.probe(probe_tokens).double().cpu()
-        correlation[seen.layer.index] += _pearson(last).sum(0)
-        error[seen.layer.index] += curves.of(gram(features), cosine_distance(features), generator).sum(0)
+        correlation[seen.call.index] += _pearson(last).sum(0)
+        error[seen.call.index] += curves.of(gram(features), cosine_distance(features), generator).sum(0)
 
     observe(model, progress(batches, len(batches), "correlation", "batches"), [watch])
     samples = max(sum(map(len, batches)), 1)
@@ -75,7 +75,7 @@ def follow_membership(
     found: list[list[Tensor]] = [[] for _ in counts]
 
     def watch(seen: Seen) -> None:
-        count, layer = counts[seen.layer.index], found[seen.layer.index]
+        count, layer = counts[seen.call.index], found[seen.call.index]
         lengths = range(1, seen.query.shape[2] + 1)
         layer.append(torch.stack([average_linkage(cosine_distance(seen.probe(n)), count).cpu() for n in lengths], 1))
 

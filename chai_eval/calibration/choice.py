@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chai_eval.attention.membership import partitions
 from chai_eval.calibration.counts import elbows, kv_saving, towards, within_budget, within_tolerance
 from chai_eval.calibration.medoids import kept_by, representatives
-from chai_eval.calibration.settings import CalibrationSettings
+from chai_eval.calibration.settings import CalibrationSettings, FeatureKind
+from chai_eval.calibration.sums import HeadStatistics
 from chai_eval.calibration_file import PRESETS, runs
 from chai_eval.methods import Method, build_method
 
@@ -68,6 +70,27 @@ class Choice:
             "predicted_divergence": round(self.divergence, 6),
             "divergence": round(measured, 6) if math.isfinite(measured) else None,
         }
+
+
+def candidates_of(
+    sums: HeadStatistics, features: FeatureKind, serving: Tensor, predicted: tuple[Tensor, Tensor], kv_heads: int
+) -> dict[str, Candidates]:
+    """Both kinds of membership at every count.
+
+    Parameters
+    ----------
+    serving : Tensor [layers, heads, heads], int64
+        See `serving_by_count`.
+    predicted : tuple of two Tensors [layers, heads]
+        See `sensitivity.layer_divergence`.
+    """
+    layers, heads, _ = serving.shape
+    fewest = torch.tensor([kept_by(count, heads, kv_heads) for count in range(1, heads + 1)])
+    by_attention = partitions(sums.mean(f"distance_{features}"))
+    return {
+        CHAI: Candidates(predicted[0], sums.mean("kept"), by_attention),
+        OUTPUT_AWARE: Candidates(predicted[1], fewest.expand(layers, -1), serving),
+    }
 
 
 # By preset and kind of membership.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, full_attention, probe_features, probe_probabilities, take_over
+from chai_eval.attention import AttentionCall, full_attention, probe_features, probe_probabilities, take_over
 from chai_eval.attention.inputs import attention_inputs
 from chai_eval.attention.masks import within
 from chai_eval.attention.probe import repeat_heads
@@ -21,14 +21,15 @@ class Seen(NamedTuple):
 
     Attributes
     ----------
-    layer : Layer
+    call : AttentionCall
+        The layer, its scaling and how far it looks back.
     hidden : Tensor [rows, length, hidden]
         What goes into the layer.
     query, output : Tensor [rows, heads, length, head_dim]
     key, value : Tensor [rows, kv_heads, length, head_dim]
     """
 
-    layer: Layer
+    call: AttentionCall
     hidden: Tensor
     query: Tensor
     key: Tensor
@@ -40,11 +41,11 @@ class Seen(NamedTuple):
         heads, length = self.query.shape[1], self.query.shape[2]
         columns = columns.to(self.query.device)
         key = repeat_heads(self.key, heads).float()
-        scores = torch.matmul(self.query[:, :, columns].float(), key.transpose(-1, -2)) * self.layer.scaling
+        scores = torch.matmul(self.query[:, :, columns].float(), key.transpose(-1, -2)) * self.call.view.scaling
         at = torch.arange(length, device=self.query.device)
         hidden = at > columns[:, None]
-        if self.layer.window is not None:
-            hidden = hidden | ~within(self.layer.window, columns[:, None], at)
+        if self.call.view.window is not None:
+            hidden = hidden | ~within(self.call.view.window, columns[:, None], at)
         return scores.masked_fill_(hidden, float("-inf")).softmax(-1)
 
     def last_row(self) -> Tensor:
@@ -54,7 +55,7 @@ class Seen(NamedTuple):
     def probe(self, tokens: int) -> Tensor:
         """What CHAI compares heads by, of the first tokens: `[rows, heads, n]`, float32."""
         query, key = self.query[:, :, :tokens], self.key[:, :, :tokens]
-        return probe_features(probe_probabilities(query, key, self.layer.scaling))
+        return probe_features(probe_probabilities(query, key, self.call.view.scaling))
 
 
 Watcher = Callable[[Seen], object]
@@ -65,9 +66,9 @@ def watching(model: PreTrainedModel, watchers: Sequence[Watcher]) -> Iterator[No
     """Run plain attention while the context lasts, and show every layer to all watchers as it is computed."""
     inputs: dict[int, Tensor] = {}
 
-    def attend(layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
-        output = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
-        seen = Seen(layer, inputs.pop(layer.index), query, key, value, output)
+    def attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = full_attention(query, key, value, call.view)
+        seen = Seen(call, inputs.pop(call.index), query, key, value, output)
         for watch in watchers:
             watch(seen)
         return output

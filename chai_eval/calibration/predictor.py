@@ -36,8 +36,8 @@ class HeadOutputs:
 
     def __call__(self, seen: Seen) -> None:
         columns = self._columns.to(seen.output.device)
-        self._inputs[seen.layer.index] = seen.hidden[:, columns].float()
-        self._norms[seen.layer.index] = seen.output[:, :, columns].float().norm(dim=-1).transpose(1, 2)
+        self._inputs[seen.call.index] = seen.hidden[:, columns].float()
+        self._norms[seen.call.index] = seen.output[:, :, columns].float().norm(dim=-1).transpose(1, 2)
 
     def inputs(self) -> Tensor:
         """The input of attention in the layer before, `[layers, tokens, hidden]`; the first layer's is its own."""

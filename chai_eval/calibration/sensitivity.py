@@ -92,7 +92,7 @@ def divergences(
     def watch(seen: Seen) -> None:
         if not seen.output.requires_grad:  # before the first layer there is nothing that does
             seen.output.requires_grad_()
-        layers[seen.layer.index] = seen
+        layers[seen.call.index] = seen
 
     with torch.enable_grad(), watching(model, [watch]):
         logits = model(input_ids=sample[None].to(model.device), use_cache=False).logits[0]
@@ -104,7 +104,7 @@ def divergences(
     in_order = [layers[layer] for layer in sorted(layers)]
     gradients = torch.autograd.grad(likelihood, [seen.output for seen in in_order])
     found = [
-        _layer_divergences(seen, gradient, serving[seen.layer.index], probe_tokens)
+        _layer_divergences(seen, gradient, serving[seen.call.index], probe_tokens)
         for seen, gradient in zip(in_order, gradients, strict=True)
     ]
     chai, fixed = zip(*found, strict=True)

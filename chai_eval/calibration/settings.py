@@ -2,56 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from transformers import PreTrainedModel
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
 
-from chai_eval.calibration.sums import Algorithm, FeatureKind
 from chai_eval.errors import SettingError
-from chai_eval.methods.clusters import check_clusters
+from chai_eval.schema import SETTINGS, Count, Flag, Folder, Text, Whole, group, read, record, setting
 from chai_eval.settings import ModelSettings, parse_model
-from chai_eval.values import unknown, wrong
 
-RULES = ("budget", "elbow", "tolerance")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Algorithm = Literal["kmeans", "average"]
+FeatureKind = Literal["last_row", "probe"]
+
+ToHalf = Annotated[float, Field(strict=True, ge=0, le=0.5)]
+ToOne = Annotated[float, Field(strict=True, ge=0, le=1)]
+ToTwo = Annotated[float, Field(strict=True, ge=0, le=2)]
+BY_PRESET = "for conservative, balanced, aggressive"
 
 
-@dataclass(frozen=True)
+def _counts(given: Any) -> Any:
+    # Methods need torch, which takes seconds to import: a mistyped setting is told before.
+    from chai_eval.methods.clusters import check_clusters
+
+    if given is not None:
+        check_clusters(given)
+    return given
+
+
+@dataclass(frozen=True, config=SETTINGS)
 class OfflineSettings:
-    """What calibration and analysis are both told; their files in `conf/` say what each setting means."""
+    """What calibration and analysis are both told."""
 
-    model: ModelSettings
-    text: str
-    samples: int
-    tokens: int
-    seed: int
-    features: FeatureKind
-    algorithm: Algorithm
-    starts: int
-    probe_tokens: int
-    batch_tokens: int
-    out: Path | None
-    debug: bool
+    model: Annotated[ModelSettings, group(parse_model)]
+    text: Text = setting(
+        "auto",
+        "c4 (from the hub), passages (SQuAD and SciQ, no hub), auto (c4 where the hub answers), or a file: plain text, "
+        "JSON lines",
+    )
+    samples: Count = setting(1024, "samples of text")
+    tokens: Annotated[int, Field(strict=True, ge=8)] = setting(256, "tokens of each sample")
+    seed: Whole = setting(1234, "order of the text, and everything that is drawn")
+    features: FeatureKind = setting(
+        "last_row",
+        "what the error curves compare heads by: last_row (the last token's attention), probe (that of the first "
+        "tokens)",
+    )
+    algorithm: Algorithm = setting("kmeans", "how heads are clustered for the error curves: kmeans, average (linkage)")
+    starts: Count = setting(10, "starts of K-Means, the best of which counts")
+    probe_tokens: Count = setting(5, "tokens of the probe")
+    batch_tokens: Count = setting(2048, "tokens in one pass")
+    out: Folder | None = setting(
+        None, "folder to write to; null for the user's cache, where methods find it by the model's name"
+    )
+    debug: Flag = setting(False, "true shows the traceback of an unexpected error")
 
     def as_config(self) -> dict[str, Any]:
-        """All settings but the model's as plain JSON values."""
-        plain = {key: value for key, value in asdict(self).items() if key not in ("model", "debug", "out")}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+        """All settings that can change a figure, but the model's, as plain JSON values."""
+        return {name: value for name, value in record(self).items() if name not in ("model", "debug", "out")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class CalibrationSettings(OfflineSettings):
     """Everything that a calibration is told."""
 
-    query_rows: int
-    predictor: bool
-    sensitivity_samples: int
-    rule: str
-    saving: tuple[float, ...]
-    elbow: tuple[float, ...]
-    tolerance: tuple[float, ...]
+    query_rows: Count = setting(
+        16, "queries of each sample from which the cost of serving one head by another is measured"
+    )
+    predictor: Flag = setting(
+        True, "train DejaVu's predictors of heads as well; false leaves them out, they take most of the file"
+    )
+    sensitivity_samples: Count = setting(
+        192, "of the samples, how many tell how much predictions change when a layer is clustered"
+    )
+    rule: Literal["budget", "elbow", "tolerance"] = setting(
+        "budget",
+        "how counts are chosen: budget (least cost for a saving), elbow (of each layer's curve), tolerance (of each "
+        "layer's error)",
+    )
+    saving: tuple[ToHalf, ToHalf, ToHalf] = setting(
+        (0.07, 0.14, 0.21),
+        "rule=budget: share of the K,V cache to save, by preset: conservative, balanced, aggressive",
+        allowed=f"three numbers from 0 to 0.5, {BY_PRESET}",
+    )
+    elbow: tuple[ToTwo, ToTwo, ToTwo] = setting(
+        (0.5, 1.0, 1.25),
+        "rule=elbow: how far from all heads to the elbow, by preset; 1 is the elbow",
+        allowed=f"three numbers from 0 to 2, {BY_PRESET}",
+    )
+    tolerance: tuple[ToOne, ToOne, ToOne] = setting(
+        (0.05, 0.1, 0.2),
+        "rule=tolerance: largest error, as a share of the error of a single cluster, by preset",
+        allowed=f"three numbers from 0 to 1, {BY_PRESET}",
+    )
 
     def collecting(self) -> dict[str, Any]:
         """Settings that have a say in what is collected; the rule comes after it."""
@@ -59,13 +105,19 @@ class CalibrationSettings(OfflineSettings):
         return {key: value for key, value in self.as_config().items() if key not in later}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class AnalysisSettings(OfflineSettings):
     """Everything that an analysis is told."""
 
-    longest_probe: int
-    counts: Any
-    figures: bool | None
+    samples: Count = setting(128, "samples of text")
+    longest_probe: Count = setting(64, "membership is followed over probes of 1 to so many tokens")
+    counts: Annotated[Any, AfterValidator(_counts)] = setting(
+        None, "cluster counts whose membership is followed: a preset or a list; null for each layer's elbow"
+    )
+    figures: Flag | None = setting(
+        None, "draw figures as well as writing the data: true, false; null where matplotlib is installed"
+    )
+    out: Folder | None = setting(None, "folder to write to; null for results/analysis/<model>")
 
 
 def parse_calibration(config: Mapping[str, Any]) -> CalibrationSettings:
@@ -76,12 +128,12 @@ def parse_calibration(config: Mapping[str, Any]) -> CalibrationSettings:
     SettingError
         For the first setting that is unknown, missing or has a wrong value.
     """
-    return CalibrationSettings(**_parse(config, CalibrationSettings))
+    return read(CalibrationSettings, config)
 
 
 def parse_analysis(config: Mapping[str, Any]) -> AnalysisSettings:
     """Make settings from the composed configuration; raises as `parse_calibration` does."""
-    return AnalysisSettings(**_parse(config, AnalysisSettings))
+    return read(AnalysisSettings, config)
 
 
 def check_tokens(tokens: int, model: PreTrainedModel) -> None:
@@ -94,94 +146,3 @@ def check_tokens(tokens: int, model: PreTrainedModel) -> None:
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and tokens > longest:
         raise SettingError(f"tokens: {tokens} given; allowed: 8 to {longest}, the longest this model reads")
-
-
-def _parse(config: Mapping[str, Any], kind: type[OfflineSettings]) -> dict[str, Any]:
-    names = [field.name for field in fields(kind)]
-    for name in config:
-        if name not in names:
-            raise unknown(str(name), str(name), names)
-    return {name: _READ[name](name, config[name]) for name in names}
-
-
-def _whole(minimum: int) -> Callable[[str, Any], int]:
-    def read(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise wrong(name, value, f"a whole number from {minimum} up")
-        return value
-
-    return read
-
-
-def _one_of(*allowed: str) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        if value not in allowed:
-            raise wrong(name, value, ", ".join(allowed))
-        return str(value)
-
-    return read
-
-
-def _three(low: float, high: float) -> Callable[[str, Any], tuple[float, ...]]:
-    def read(name: str, value: Any) -> tuple[float, ...]:
-        numbers = value if isinstance(value, list | tuple) else []
-        if len(numbers) != 3 or not all(
-            isinstance(each, int | float) and not isinstance(each, bool) and low <= each <= high for each in numbers
-        ):
-            raise wrong(name, value, f"three numbers from {low} to {high}, for conservative, balanced, aggressive")
-        return tuple(float(each) for each in numbers)
-
-    return read
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise wrong(name, value, "a text")
-    return value
-
-
-def _folder(name: str, value: Any) -> Path | None:
-    return None if value is None else Path(_text(name, str(value))).expanduser()
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise wrong(name, value, "true, false")
-    return value
-
-
-def _flag_or_null(name: str, value: Any) -> bool | None:
-    if value is not None and not isinstance(value, bool):
-        raise wrong(name, value, "true, false, null")
-    return value
-
-
-def _counts(name: str, value: Any) -> Any:
-    check_clusters(value)
-    return value
-
-
-_READ: Mapping[str, Callable[[str, Any], Any]] = {
-    "model": lambda name, value: parse_model(value),
-    "text": _text,
-    "samples": _whole(1),
-    "tokens": _whole(8),
-    "seed": _whole(0),
-    "features": _one_of("last_row", "probe"),
-    "algorithm": _one_of("kmeans", "average"),
-    "starts": _whole(1),
-    "probe_tokens": _whole(1),
-    "batch_tokens": _whole(1),
-    "out": _folder,
-    "debug": _flag,
-    "query_rows": _whole(1),
-    "predictor": _flag,
-    "sensitivity_samples": _whole(1),
-    "rule": _one_of(*RULES),
-    "saving": _three(0, 0.5),
-    "elbow": _three(0, 2),
-    "tolerance": _three(0, 1),
-    "longest_probe": _whole(1),
-    "counts": _counts,
-    "figures": _flag_or_null,
-}

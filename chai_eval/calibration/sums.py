@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,9 +11,7 @@ from torch import Tensor
 from chai_eval.attention.membership import cosine_distance, partitions
 from chai_eval.calibration.kmeans import error_curve, gram
 from chai_eval.calibration.observe import Seen
-
-Algorithm = Literal["kmeans", "average"]
-FeatureKind = Literal["last_row", "probe"]
+from chai_eval.calibration.settings import Algorithm, FeatureKind
 
 
 @dataclass(frozen=True)
@@ -78,13 +75,13 @@ class BatchStatistics:
         last = torch.tensor([seen.query.shape[2] - 1])
         probabilities = seen.probabilities(torch.cat((self.queries, last)))
         features = {"last_row": probabilities[:, :, -1], "probe": seen.probe(self.probe_tokens)}
-        cost, importance = serving_costs(probabilities[:, :, :-1], seen.value, self.factors[seen.layer.index])
+        cost, importance = serving_costs(probabilities[:, :, :-1], seen.value, self.factors[seen.call.index])
         found = {f"distance_{kind}": cosine_distance(each) for kind, each in features.items()}
         found |= {"output_cost": cost, "importance": importance}
         if self.curves is not None:
             found["products"] = gram(features[self.curves.features])
         for name, each in found.items():
-            self.found.setdefault(name, {})[seen.layer.index] = each.cpu()
+            self.found.setdefault(name, {})[seen.call.index] = each.cpu()
 
     def stacked(self, name: str) -> Tensor:
         """What was found under a name: `[layers, samples, ...]`."""

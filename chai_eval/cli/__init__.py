@@ -1,6 +1,6 @@
 """The command line: what was asked for, done, or said in one line why not.
 
-Exit status: 0 when every task finished, 1 for what went wrong while running, 2 for a wrong setting, 130 when
+Exit status: 0 when everything finished, 1 for what went wrong while running, 2 for a wrong setting, 130 when
 interrupted.
 """
 
@@ -14,9 +14,10 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chai_eval.cli.commands import COMMANDS, Command, Request
 from chai_eval.cli.console import quiet_libraries
 from chai_eval.errors import RunError, SettingError, failure_line
-from chai_eval.scoring.ranks import Ranks, ranks_of
+from chai_eval.scoring.ranks import ranks_of
 
 if TYPE_CHECKING:
     from chai_eval.session import Session
@@ -26,25 +27,33 @@ SWEEP = ("-m", "--multirun")
 
 
 def main(arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
-    """Run `python -m chai_eval`; return the exit status.
+    """Run `chai-eval`, or `python -m chai_eval`; return the exit status.
 
     Parameters
     ----------
     arguments
-        What the user typed, of this process by default.
+        What the user typed, of this process by default: a command of `COMMANDS` (`run` where none is named), then its
+        settings.
     session
         Models that are loaded already.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    named = next((each for each in given if not each.startswith("-")), "run")
+    name = named if named in COMMANDS else "run"
+    if name == named and name in given:
+        given.remove(name)
+    debug = "debug=true" in [each.lower() for each in given] or os.environ.get("HYDRA_FULL_ERROR", "0") != "0"
     try:
         ranks = ranks_of()
     except RunError as error:
         return _say(failure_line(error), 1)
+    settings = [each for each in given if each not in SWEEP]
+    request = Request(name, settings, len(settings) < len(given), debug, session, ranks)
     if ranks.size == 1:
-        return _run(given, session, ranks)
+        return _run(request)
     try:
-        with nullcontext() if ranks.first else _silence(debug=wants_traceback(given)):
-            return _run(given, session, ranks)
+        with nullcontext() if ranks.first else _silence(debug=debug):
+            return _run(request)
     finally:
         with suppress(OSError):
             sys.stdout.flush()
@@ -62,56 +71,45 @@ def _silence(*, debug: bool) -> Iterator[None]:
         yield
 
 
-def _run(given: list[str], session: Session | None, ranks: Ranks) -> int:
+def _run(request: Request) -> int:
+    command = COMMANDS[request.command]
     try:
-        return _dispatch(given, session, ranks)
+        return _dispatch(command, request)
     except SettingError as error:
         return _say(failure_line(error), 2)
     except RunError as error:
         return _say(failure_line(error), 1)
     except KeyboardInterrupt:
-        return _say("interrupted: what was scored is kept, the same command goes on from there", 130)
+        return _say(f"interrupted: {command.interrupted}", 130)
     except BrokenPipeError:
         # Whoever read the output has seen enough; Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if wants_traceback(given):
+        if request.debug:
             traceback.print_exc()
             return 1
         return _say(f"{failure_line(error)} (unexpected; debug=true shows where)", 1)
 
 
-def wants_traceback(given: Sequence[str]) -> bool:
-    """Whether the traceback of an unexpected error is wanted."""
-    return "debug=true" in [each.lower() for each in given] or os.environ.get("HYDRA_FULL_ERROR", "0") != "0"
-
-
-def _dispatch(given: list[str], session: Session | None, ranks: Ranks) -> int:
-    from chai_eval.cli.help import help_text
-
-    if any(each in HELP for each in given):
-        sys.stdout.write(help_text())
+def _dispatch(command: Command, request: Request) -> int:
+    if any(each in HELP for each in request.arguments):
+        sys.stdout.write(command.help())
         return 0
-    if "--version" in given:
+    if "--version" in request.arguments:
         from chai_eval import __version__
 
         sys.stdout.write(f"chai-eval {__version__}\n")
         return 0
-    multirun = any(each in SWEEP for each in given)
-    rest = [each for each in given if each not in SWEEP]
-    for each in rest:
+    options = ", ".join([*(SWEEP if command.sweeps else ()), *HELP, "--version", "setting=value"])
+    for each in [*request.arguments, *(SWEEP[:1] if request.multirun and not command.sweeps else ())]:
         if each.startswith("-"):
-            raise SettingError(f"{each}: unknown option; allowed: -m, --multirun, -h, --help, --version, setting=value")
+            raise SettingError(f"{each}: unknown option; allowed: {options}")
+    if request.ranks.size > 1 and command.alone:
+        processes = f"{request.ranks.size} processes of accelerate or torchrun"
+        raise SettingError(f"{request.command}: given with {processes}; allowed: one process")
     quiet_libraries()
-    if rest[:1] == ["status"]:
-        from chai_eval.cli.status import status
-
-        return status(rest[1:])
-
-    from chai_eval.cli.sweep import run_jobs
-
-    return run_jobs(rest, multirun=multirun, debug=wants_traceback(given), session=session, ranks=ranks)
+    return command.work(request)
 
 
 def _say(line: str, status: int) -> int:

@@ -15,7 +15,7 @@ def quiet_libraries() -> None:
     ours.handlers = [handler]
     ours.setLevel(logging.INFO)
     ours.propagate = False
-    for noisy in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx"):
+    for noisy in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

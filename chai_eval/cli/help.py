@@ -1,23 +1,36 @@
-"""What `--help` says, read from the configuration files: their first line and the text after each setting."""
+"""What `--help` says: of settings what their fields say, of a file in `conf/` its first line.
+
+A method's settings stand in its file in `conf/method/`, each with a comment after it.
+"""
 
 from __future__ import annotations
 
-import re
+import json
 import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from chai_eval.cli.overrides import SHORT, choices, launchers
+import yaml
+
+from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
+from chai_eval.cli.configuration import SHORT, choices, launchers
+from chai_eval.measure.settings import MeasureSettings
 from chai_eval.resources import conf_dir
+from chai_eval.schema import entries
 from chai_eval.scoring.tasks import PAPER_TASKS, TEXT
+from chai_eval.settings import ModelSettings, Settings
 
 USAGE = """\
 Score a method against plain multi-head attention (MHA) on the same documents, task by task.
 
-  python -m chai_eval [setting=value ...]       one run; without settings, the quickstart
-  python -m chai_eval -m [setting=a,b ...]      a sweep: one run for each combination of values
-  python -m chai_eval.measure [setting=value ...]  latency and memory alone, see its --help
-  python -m chai_eval status [results_dir=...]  results so far: finished, partial, failed
-  python -m chai_eval --help | --version
+  python -m chai_eval [setting=value ...]             one run; without settings, the quickstart
+  python -m chai_eval -m [setting=a,b ...]            a sweep: one run for each combination of values
+  python -m chai_eval measure [setting=value ...]     latency and memory alone
+  python -m chai_eval calibrate [setting=value ...]   cluster counts, memberships and predictors of a model
+  python -m chai_eval analyse [setting=value ...]     how a model's heads cluster, as data and figures
+  python -m chai_eval status [results_dir=...]        results so far: finished, partial, failed
+  python -m chai_eval [measure|calibrate|analyse] --help | --version
 """
 
 EXAMPLES = """\
@@ -27,54 +40,112 @@ Examples
   python -m chai_eval -m method.probe_tokens=1,3,5,8 'task=piqa,boolq'
 """
 
-WIDTH = 110
+MEASURE = """\
+Measure a model's latency and memory under its own attention and under methods, side by side.
+
+  python -m chai_eval measure [setting=value ...]
+"""
+
+MEASURE_MORE = """\
+Model, method and results_dir as for python -m chai_eval (see its --help). weights=random measures a model whose weights
+nobody has here, layers=4 its first layers only.
+
+  python -m chai_eval measure model=llama7b weights=random layers=4 method.clusters=[[4,4]] dtype=bfloat16
+"""
+
+CALIBRATE = """\
+Calibrate a model: how many clusters each layer keeps, which heads they are, and what the methods need besides.
+
+  python -m chai_eval calibrate [setting=value ...]
+
+Writes <cache>/calibration/<model>/, where methods find it by the model's name. Interrupted and started again, it goes
+on from where it was.
+"""
+
+ANALYSE = """\
+See how a model's heads cluster: how alike they attend in each layer (the paper's Figure 2), what fewer clusters lose,
+with the elbow (Figure 8), how membership moves as more tokens are seen (Figure 9), and how large clusters are.
+
+  python -m chai_eval analyse [setting=value ...]
+
+Writes parquet files and figures to results/analysis/<model>/.
+"""
+
+RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, passages, c4 or auto"
+ANY_TASK = "any task of lm-eval by its name; several as task=[piqa,winogrande]"
+WIDTH, COLUMN = 110, 30
 
 
 def help_text() -> str:
     """The whole help, with every choice of model, method and task and every setting."""
-    config = conf_dir() / "config.yaml"
-    default = dict(re.findall(r"^  - (\w+): \"?(\w+)\"?$", config.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    first = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    default = {group: name for each in first if isinstance(each, dict) for group, name in each.items()}
+    within: Mapping[str, list[str]] = {"model": _settings(ModelSettings, "model."), "measure": _measure()}
     parts = [USAGE]
     for group in ("model", "method", "measure"):
         lines = [f"{group}=…  (default {default[group]})"]
         for name in choices(group):
             path = conf_dir() / group / f"{name}.yaml"
-            lines += _entry(name, _first_comment(path))
-            if group == "method":
-                lines += [each for setting in _settings(path) for each in _entry(*setting, prefix="method.", indent=4)]
-        if group == "measure":
-            grid = conf_dir() / group / "base" / "grid.yaml"
-            lines += [each for setting in _settings(grid) for each in _entry(*setting, prefix="measure.", indent=4)]
-        parts.append("\n".join(lines) + "\n")
+            lines += _entry(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# "))
+            lines += _commented(path, "method.") if group == "method" else []
+        parts.append("\n".join([*lines, *within.get(group, [])]) + "\n")
     tasks = [_entry("paper", ", ".join(PAPER_TASKS)), _entry(TEXT, RUNNING_TEXT), _entry("<name>", ANY_TASK)]
     parts.append("\n".join(["task=…  (default paper)", *(line for entry in tasks for line in entry)]) + "\n")
-    settings = [each for setting in _settings(config) for each in _entry(*setting, indent=2)]
+    settings = _settings(Settings, indent=2)
     settings += _entry("launcher=basic", f"what runs the jobs of a sweep: {', '.join(launchers())}")
     short = ", ".join(f"{name}=" for name, whole in SHORT.items() if whole.startswith("model."))
-    settings += _entry("model.…", f"any line of the model's file; for short: {short}")
+    settings += _entry("model.…", f"any setting of the model; for short: {short}")
     parts.append("\n".join(["Settings", *settings]) + "\n")
     return "\n".join([*parts, EXAMPLES])
 
 
-RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, passages, c4 or auto"
-ANY_TASK = "any task of lm-eval by its name; several as task=[piqa,winogrande]"
+def measure_help() -> str:
+    """What `measure --help` says."""
+    several = _entry("method=chai,v_reuse", "methods side by side, and so with several values of a method's setting")
+    kind = _entry("measure=full", "latency, memory, or full for both")
+    return "\n".join([MEASURE, "\n".join(["Settings", *kind, *_measure(2), *several]) + "\n", MEASURE_MORE])
 
 
-def _first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    return first.lstrip("# ") if first.startswith("#") else ""
+def calibrate_help() -> str:
+    """What `calibrate --help` says."""
+    return _offline(CALIBRATE, CalibrationSettings)
 
 
-def _settings(path: Path) -> list[tuple[str, str]]:
-    """Settings of a file with the text that follows each, as `name=default` and text."""
-    found = re.findall(r"^(\w+): (.+?)  # (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [(name if value.startswith("${") else f"{name}={value}", text) for name, value, text in found]
+def analyse_help() -> str:
+    """What `analyse --help` says."""
+    return _offline(ANALYSE, AnalysisSettings)
 
 
-def _entry(name: str, text: str, *, prefix: str = "", indent: int = 2) -> list[str]:
-    head = f"{' ' * indent}{prefix}{name}"
-    column = 30
-    lines = textwrap.wrap(text, WIDTH - column) or [""]
-    if len(head) > column - 2:
-        return [head, *(" " * column + line for line in lines)]
-    return [head.ljust(column) + lines[0], *(" " * column + line for line in lines[1:])]
+def _offline(usage: str, kind: type[Any]) -> str:
+    models = _entry("model=…", f"one of {', '.join(choices('model'))}")
+    return usage + "\n" + "\n".join(["Settings", *models, *_settings(kind, indent=2)]) + "\n"
+
+
+def _measure(indent: int = 4) -> list[str]:
+    return _settings(MeasureSettings, "measure.", indent)
+
+
+def _settings(kind: type[Any], prefix: str = "", indent: int = 4) -> list[str]:
+    lines = []
+    for name, (default, says) in entries(kind).items():
+        value = default if isinstance(default, str) else json.dumps(default, separators=(",", ":"))
+        # A default that is another setting's says nothing.
+        shown = name if value.startswith("${") else f"{name}={value}"
+        lines += _entry(prefix + shown, says, indent)
+    return lines
+
+
+def _commented(path: Path, prefix: str) -> Iterator[str]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        setting, mark, says = line.partition("  # ")
+        name, _, value = setting.partition(": ")
+        if mark and name.isidentifier():
+            yield from _entry(prefix + (name if value.startswith("${") else f"{name}={value}"), says, 4)
+
+
+def _entry(name: str, text: str, indent: int = 2) -> list[str]:
+    head = " " * indent + name
+    lines = textwrap.wrap(text, WIDTH - COLUMN) or [""]
+    if len(head) > COLUMN - 2:
+        return [head, *(" " * COLUMN + line for line in lines)]
+    return [head.ljust(COLUMN) + lines[0], *(" " * COLUMN + line for line in lines[1:])]

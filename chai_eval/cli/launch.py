@@ -15,8 +15,9 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from chai_eval.cli.configuration import configuration
 from chai_eval.cli.console import quiet_libraries
-from chai_eval.cli.overrides import Job, configuration
+from chai_eval.cli.overrides import Job
 from chai_eval.cli.sweep import Outcome, attempt
 from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.run import failure

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from chai_eval.cli.configuration import (
+    LAUNCHER,
+    OURS,
+    SHORT,
+    choices,
+    configuration,
+    first_line,
+    groups,
+    launchers,
+    plain_values,
+)
 from chai_eval.cli.verbatim import as_typed, several, verbatim
-from chai_eval.errors import SettingError
-from chai_eval.measure.settings import given_while_off
-from chai_eval.resources import conf_dir
+from chai_eval.errors import SettingError, unknown
 from chai_eval.settings import Settings, parse_settings
-from chai_eval.values import unknown
 
-LAUNCHER = "hydra/launcher"
-# Our launcher files build on the plugins' own, which have the names that users know.
-OURS = "on_"
 # The model that stands for a path of the user's.
 LOCAL = "local"
 
-# Settings of the model that are so common that the group's name may be left out.
-SHORT = {
-    name: f"model.{name}"
-    for name in ("path", "revision", "weights", "dtype", "device", "layers", "device_map", "tokenizer")
-} | {"launcher": LAUNCHER}
 
 # Their values are taken as they are typed: folders have spaces, brackets and = in their names, sentences commas.
 VERBATIM = (
     *("model.path", "model.revision", "model.tokenizer", "data_dir", "text", "results_dir"),
-    *("include_path", "system_instruction"),
+    *("include_path", "system_instruction", "out"),
 )
 
 
@@ -52,29 +48,6 @@ class Job:
     overrides: tuple[str, ...]
     label: str
     launcher: str = "basic"
-
-
-@contextmanager
-def configuration() -> Iterator[None]:
-    """Hydra, looking at this package's configuration."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_dir().absolute()), job_name="chai_eval", version_base="1.3"):
-        yield
-
-
-def groups() -> list[str]:
-    """Settings whose value is the name of a file: `model`, `method` and whatever else has a folder of choices."""
-    return sorted(path.name for path in conf_dir().iterdir() if path.name != "hydra" and choices(path.name))
-
-
-def choices(group: str) -> list[str]:
-    """Names that can be chosen in a group."""
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
-
-def launchers() -> list[str]:
-    """What can run the jobs of a sweep: this process (`basic`), or one of Hydra's launchers."""
-    return ["basic", *(name.removeprefix(OURS) for name in choices(LAUNCHER))]
 
 
 def jobs_of(arguments: Sequence[str], *, multirun: bool) -> list[Job]:
@@ -94,35 +67,38 @@ def jobs_of(arguments: Sequence[str], *, multirun: bool) -> list[Job]:
     """
     with configuration():
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        swept = [_values(_rewrite(argument, multirun), parser, multirun) for argument in _completed(arguments)]
+        allowed = None if multirun else "one value, or -m to run each of them"
+        swept = [_values(_rewrite(argument, multirun), parser, allowed) for argument in _completed(arguments)]
         return [_job(list(one), swept) for one in itertools.product(*swept)]
 
 
+def composed(config: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Values of one of `CONFIGURATIONS` with what the user typed, one value a setting, as plain containers.
+
+    Raises
+    ------
+    SettingError
+        For an argument that can't be read, or a setting there is not.
+    """
+    with configuration():
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        overrides = []
+        for argument in _completed(arguments):
+            override = _rewrite(argument, multirun=False)
+            if override.startswith(f"{LAUNCHER}="):
+                raise SettingError(f"{argument}: there is nothing to launch here; allowed: setting=value (see --help)")
+            overrides += _values(override, parser, "one value")
+        return plain_values(overrides, config)
+
+
 def settings_of(overrides: Sequence[str]) -> Settings:
-    """Compose the settings of one job, within `configuration()`.
+    """Compose the settings of one run, within `configuration()`.
 
     Raises
     ------
     SettingError
     """
-    grouped = groups()
-    for override in overrides:
-        key, value = override.lstrip("+").split("=", 1)
-        if key in grouped and value not in choices(key):
-            raise unknown(key, value.strip("'\""), choices(key))
-    chosen = [override for override in overrides if override.split("=", 1)[0] in grouped]
-    known = OmegaConf.to_container(_compose(chosen, "model, method"), resolve=False)
-    for override in overrides:
-        if override not in chosen and not override.startswith("+"):
-            _refuse_unknown(override.split("=", 1)[0], known)
-    naming = " ".join(each.lstrip("+") for each in overrides)
-    config = _compose([each for each in overrides if not each.startswith("hydra")], naming)
-    try:
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise SettingError(f"{error.full_key or 'settings'}: {_first_line(error)}; allowed: a value") from error
-    assert isinstance(plain, dict)
-    return parse_settings({str(key): value for key, value in plain.items()})
+    return parse_settings(plain_values(overrides, "config"))
 
 
 def _completed(arguments: Sequence[str]) -> list[str]:
@@ -160,20 +136,20 @@ def added(key: str) -> str:
     return "++" if key == "model.config" or key.startswith("model.config.") else ""
 
 
-def _values(argument: str, parser: OverridesParser, multirun: bool) -> list[str]:
-    """The overrides that one argument stands for: one, or one per value of a sweep."""
+def _values(argument: str, parser: OverridesParser, alone: str | None) -> list[str]:
+    """The overrides that one argument stands for: one per value of a sweep; `alone` says what is allowed in none."""
     key, value = argument.split("=", 1)
     try:
         override: Override = parser.parse_override(argument)
     except HydraException as error:
         raise SettingError(
-            f"{key.lstrip('+')}: {value!r} given, which can't be read ({_first_line(error)}); "
+            f"{key.lstrip('+')}: {value!r} given, which can't be read ({first_line(error)}); "
             "allowed: a value, quoted where it has special characters"
         ) from error
     if not override.is_sweep_override():
         return [argument]
-    if not multirun:
-        raise SettingError(f"{key}: {value!r} given, several values; allowed: one value, or -m to run each of them")
+    if alone is not None:
+        raise SettingError(f"{key}: {value!r} given, several values; allowed: {alone}")
     pattern: Any = override.value()
     if isinstance(pattern, Glob) and key in groups():
         return [f"{key}={each}" for each in _matching(key, value, pattern)]
@@ -205,34 +181,3 @@ def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:
                     f"{key}: given without a launcher; allowed: with launcher={'|'.join(launchers()[1:])}"
                 )
     return Job(settings, tuple(overrides), label, *given[-1:])
-
-
-def _compose(overrides: list[str], naming: str) -> DictConfig:
-    try:
-        return compose("config", overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise SettingError(f"{naming}: {_first_line(error)}; allowed: see --help") from error
-
-
-def _refuse_unknown(key: str, known: Any) -> None:
-    """Refuse a setting that no configuration file has, naming the one that may have been meant."""
-    if key == LAUNCHER or key.startswith("hydra.launcher."):
-        return
-    reached: list[str] = []
-    for part in key.split("."):
-        if not isinstance(known, dict) or part not in known:
-            names = [str(name) for name in known if name != "name"] if isinstance(known, dict) else []
-            if not reached:
-                inside = [f"{group}.{part}" for group in groups() if part in known.get(group, {})]
-                if inside:
-                    raise SettingError(f"{key}: unknown (did you mean {inside[0]}?); allowed: {', '.join(inside)}")
-                names += SHORT
-            if reached == ["measure"] and not names:  # conf/measure/off.yaml has no settings
-                raise given_while_off(key)
-            raise unknown(key, part, names)
-        known = known[part]
-        reached.append(part)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].strip()

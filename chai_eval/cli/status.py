@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from chai_eval.errors import SettingError
+from chai_eval.errors import SettingError, wrong
 from chai_eval.markdown import markdown
 from chai_eval.store.status import MeasurementStatus, ResultStatus, list_measurements, list_results, list_set_aside
 from chai_eval.task_settings import told
-from chai_eval.values import wrong
 
 
 def status(arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chai_eval.measure.clock import Clock, clock_for
+from chai_eval.measure.clock import Clock, clock_for, seconds_of
 from chai_eval.measure.room import free_bytes
 from chai_eval.measure.work import Work
 
@@ -100,9 +100,4 @@ def _flops_per_second(device: torch.device, dtype: torch.dtype, clock: Clock, si
 
 def _best(clock: Clock, work: Callable[[], object]) -> float:
     work()
-    times = []
-    for _ in range(TRIES):
-        start = clock.mark()
-        work()
-        times.append(clock.seconds(start, clock.mark()))
-    return min(times)
+    return min(seconds_of(clock, work) for _ in range(TRIES))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -58,3 +61,23 @@ class HostClock:
 def clock_for(device: torch.device) -> Clock:
     """The clock for work on a device."""
     return EventClock(device) if device.type == "cuda" else HostClock(device)
+
+
+def seconds_of(clock: Clock, work: Callable[[], object]) -> float:
+    """Seconds that some work takes."""
+    start = clock.mark()
+    work()
+    return clock.seconds(start, clock.mark())
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Without Python's garbage collector, which would stop some token or other."""
+    gc.collect()
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Plan, Takeover, clustered
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention import Hooks, Takeover, apply
 from chai_eval.measure.settings import MeasureSettings
-from chai_eval.methods import Method, build_method
-from chai_eval.methods.clustering import Clustering
-from chai_eval.methods.clusters import cluster_counts
+from chai_eval.methods import Method
+from chai_eval.methods.base import LayerFootprint, plain_footprint
 
 # What ratios are taken to, in this order of preference.
 BASELINE = "mha (sdpa)"
 RIVAL_NAMES = {"sdpa": BASELINE, "eager": "mha (eager)", "flash": "mha (flash)", "rows": "mha (rows)"}
 IMPLEMENTATIONS = {"sdpa": "sdpa", "eager": "eager", "flash": "flash_attention_2"}
-
-
-@dataclass(frozen=True)
-class LayerHeads:
-    """Heads that a layer computes and keeps.
-
-    Attributes
-    ----------
-    scores : int
-        Query heads with scores of their own: H, or the cluster count.
-    keys, values : int
-        Key and value heads that are kept; under grouped-query attention the most there can be.
-    """
-
-    scores: int
-    keys: int
-    values: int
 
 
 @dataclass(frozen=True)
@@ -52,14 +33,11 @@ class Contender:
     rival : str or None
         `sdpa`, `eager`, `flash` or `rows`; None for a method.
     method : Method or None
-    options : mapping
-        The method's settings as given, from which a fresh process builds it again.
     """
 
     name: str
     rival: str | None = None
     method: Method | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[Takeover | None]:
@@ -67,7 +45,7 @@ class Contender:
         with _implementation(model, IMPLEMENTATIONS.get(self.rival or "sdpa", "sdpa")):
             if self.rival == "rows":
                 # No layer has a plan, so each keeps every head: plain attention on the cache that methods have.
-                with clustered(model, {}) as handle:
+                with apply(model, Hooks()) as handle:
                     yield handle
             elif self.method is not None:
                 with self.method.applied(model) as handle:
@@ -75,44 +53,13 @@ class Contender:
             else:
                 yield None
 
-    @contextmanager
-    def applied_with(self, model: PreTrainedModel, plans: dict[int, Plan]) -> Iterator[None]:
-        """Run the model under a clustering method, with plans that stand in for its own."""
-        assert isinstance(self.method, Clustering)
-        with _implementation(model, "sdpa"), clustered(model, plans, self.method.prefill):
-            yield
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        """What the method changes in the model's attention; nothing for the model's own."""
+        return Hooks() if self.method is None else self.method.hooks(model)
 
-    def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
-        """The method's plans of clustered layers; none for what doesn't cluster."""
-        return self.method.plans(model) if isinstance(self.method, Clustering) else {}
-
-    def heads(self, model: PreTrainedModel) -> list[LayerHeads]:
-        """What each layer computes and keeps; all heads for what doesn't cluster."""
-        shape = attention_shape(model)
-        plans = self.plans(model)
-        spec = getattr(self.method, "clusters", None)
-        counts = cluster_counts(spec, model) if spec is not None and plans else ()
-        every = LayerHeads(shape.heads, shape.kv_heads, shape.kv_heads)
-        found = []
-        for layer in range(shape.layers):
-            plan = plans.get(layer)
-            if plan is None:
-                found.append(every)
-                continue
-            clusters = plan.membership.clusters if plan.membership is not None else counts[layer]
-            kept = min(clusters, shape.kv_heads)
-            found.append(LayerHeads(clusters, kept, kept if plan.share_value else shape.kv_heads))
-        return found
-
-    @property
-    def probe_tokens(self) -> int:
-        """Tokens at the start of a request that every head attends to on its own."""
-        return int(getattr(self.method, "probe_tokens", 0)) if isinstance(self.method, Clustering) else 0
-
-    @property
-    def counted(self) -> bool:
-        """Whether what it computes is known: other methods simulate a saving by computing everything."""
-        return self.method is None or isinstance(self.method, Clustering)
+    def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
+        """What each layer computes and caches; None for a method that simulates a saving by computing everything."""
+        return plain_footprint(model) if self.method is None else self.method.footprint(model)
 
     def as_config(self) -> dict[str, Any]:
         """Plain JSON values, as records keep them."""
@@ -137,22 +84,9 @@ def contenders(
     return [*found, *(each for each in methods if getattr(each.method, "name", None) != "mha")], notes
 
 
-def contender(method: Method, options: Mapping[str, Any] | None = None, name: str | None = None) -> Contender:
-    """A method as a contender."""
-    return Contender(name or method.name, None, method, dict(options or {}))
-
-
-def rebuilt(spec: Mapping[str, Any]) -> Contender:
-    """A contender from what `described` made of it, in another process."""
-    if spec["method"] is None:
-        return Contender(spec["name"], spec["rival"])
-    return contender(build_method(spec["method"], **spec["options"]), spec["options"], spec["name"])
-
-
-def described(each: Contender) -> dict[str, Any]:
-    """A contender as plain JSON values from which `rebuilt` makes it again."""
-    method = None if each.method is None else each.method.name
-    return {"name": each.name, "rival": each.rival, "method": method, "options": dict(each.options)}
+def contender(method: Method, name: str | None = None) -> Contender:
+    """A method as a contender, under its own name or another."""
+    return Contender(name or method.name, None, method)
 
 
 def distinct_names(methods: Sequence[Contender]) -> list[Contender]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,16 +37,11 @@ class Generation:
     cache: Cache | None = None
     new: list[Tensor] = field(default_factory=list)
 
-    def prefill(self) -> None:
-        """The whole prompt at once, to the first token."""
-        self._go_on(self.prompt, {})
-
-    def step(self) -> None:
-        """One more token."""
-        self._go_on(self.new[-1], {cache_name(self.model): self.cache})
-
-    def _go_on(self, tokens: Tensor, given: dict[str, Any]) -> None:
-        out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **given)
+    def forward(self) -> None:
+        """A forward pass: the whole prompt at once, to the first token; then one more token each."""
+        past = {cache_name(self.model): self.cache} if self.new else {}
+        tokens = self.new[-1] if self.new else self.prompt
+        out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **past)
         self.cache = next(out[name] for name in CACHE_NAMES if name in out)
         self.new.append(out.logits[:, -1].argmax(-1, keepdim=True))
 
@@ -72,11 +66,8 @@ def timed(model: PreTrainedModel, tokens: Tensor, steps: int, clock: Clock) -> T
     """Generate `1 + steps` tokens and time each."""
     generation = Generation(model, tokens)
     marks = [clock.mark()]
-    for index in range(1 + steps):
-        if index == 0:
-            generation.prefill()
-        else:
-            generation.step()
+    for _ in range(1 + steps):
+        generation.forward()
         marks.append(clock.mark())
     first, *rest = [clock.seconds(start, end) for start, end in pairwise(marks)]
     return Times(first, tuple(rest))
@@ -89,8 +80,8 @@ def warm_up(model: PreTrainedModel, point: Point) -> None:
     Long enough to take the paths that the point will: the code of other kernels would be loaded in the middle of it.
     """
     generation = Generation(model, prompt(model, replace(point, length=min(point.length, WARM_UP_TOKENS)), 0))
-    generation.prefill()
-    generation.step()
+    generation.forward()
+    generation.forward()
 
 
 def cache_name(model: PreTrainedModel) -> str:

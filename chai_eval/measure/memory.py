@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import re
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +17,7 @@ from chai_eval.attention import RowLayer
 from chai_eval.attention.inject import attention_shape
 from chai_eval.measure import generation
 from chai_eval.measure.contenders import Contender
+from chai_eval.measure.room import OutOfMemory, proc_bytes
 from chai_eval.measure.settings import Point
 
 
@@ -47,24 +46,67 @@ class CacheSize:
     formula_bytes: int
     logical_bytes: int
     full_bytes: int
-    projection_bytes: int = 0
+    projection_bytes: int
+
+    @property
+    def saved(self) -> float:
+        """Share of what every head takes that isn't allocated."""
+        return 1 - self.allocated_bytes / self.full_bytes
 
 
-class Peak(Protocol):
-    """Peak memory of a phase, in bytes."""
+@dataclass(frozen=True)
+class PhaseMemory:
+    """Memory of a phase: its cache at the end, and bytes in use where peaks were taken.
 
-    def start(self) -> None:
-        """Begin a phase."""
+    Attributes
+    ----------
+    peak_bytes, settled_bytes : int or None
+        Most in use at once, and in use at the end.
+    peak_above_before_bytes, settled_above_before_bytes : int or None
+        Both less what was in use before the prefill.
+    """
 
-    def read(self) -> int:
-        """Most memory in use at once since the phase began."""
+    cache: CacheSize
+    peak_bytes: int | None = None
+    peak_above_before_bytes: int | None = None
+    settled_bytes: int | None = None
+    settled_above_before_bytes: int | None = None
 
-    def now(self) -> int:
-        """Memory in use."""
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one generation.
+
+    Attributes
+    ----------
+    prefill, decode : PhaseMemory
+        `decode` is None where the prefill gives the only token.
+    before_bytes : int or None
+        In use before the prefill.
+    paths : dict of str to int, or None
+        How often clustered layers projected all heads, or only representatives, by the path's name.
+    kind : str or None
+        Which peaks were taken, and whether the system let them be reset for each phase (`peak_reset`).
+    fresh_process : Memory, OutOfMemory or None
+        The same generation in a process that has done nothing else.
+    """
+
+    prefill: PhaseMemory
+    decode: PhaseMemory | None = None
+    before_bytes: int | None = None
+    paths: dict[str, int] | None = None
+    kind: str | None = None
+    peak_reset: bool | None = None
+    fresh_process: Memory | OutOfMemory | None = None
+
+    @property
+    def peaks(self) -> Memory:
+        """Where peaks were taken: in the fresh process, where there was one."""
+        return self.fresh_process if isinstance(self.fresh_process, Memory) else self
 
 
 class DevicePeak:
-    """Memory that tensors take on a CUDA device."""
+    """Memory that tensors take on a CUDA device: most at once since a phase began, and now."""
 
     name, reset = "device memory allocated", True
 
@@ -101,14 +143,14 @@ class ResidentPeak:
         self._reset()
 
     def read(self) -> int:
-        peak = _status("VmHWM")
+        peak = proc_bytes("/proc/self/status", "VmHWM")
         if peak is not None:
             return peak
         # Linux counts in KiB, macOS in bytes.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     def now(self) -> int:
-        return _status("VmRSS") or self.read()
+        return proc_bytes("/proc/self/status", "VmRSS") or self.read()
 
     @staticmethod
     def _reset() -> bool:
@@ -119,62 +161,40 @@ class ResidentPeak:
         return True
 
 
+Peak = DevicePeak | ResidentPeak
+
+
 @torch.inference_mode()
-def measure_memory(
-    model: PreTrainedModel, contender: Contender, point: Point, seed: int, peak: Peak | None
-) -> dict[str, Any]:
+def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, seed: int, peak: Peak | None) -> Memory:
     """Run one generation and take its memory.
 
     Parameters
     ----------
     peak : Peak or None
         None where peaks are taken elsewhere.
-
-    Returns
-    -------
-    dict
-        `prefill` and `decode`, each with `cache` (see `CacheSize`) and, where there is a `peak`: `peak_bytes`,
-        `settled_bytes` at the end of the phase, and both less what was in use before the prefill. `paths` says how
-        often clustered layers projected all heads or only representatives.
     """
     with contender.applied(model) as handle:
         run = generation.Generation(model, generation.prompt(model, point, seed))
         gc.collect()
-        before = peak.now() if peak is not None else 0
-        found: dict[str, Any] = {}
-        if peak is not None:
-            found["before_bytes"] = before
-        found["prefill"] = _phase(run, run.prefill, model, peak, before)
-        if point.steps:
+        before = None if peak is None else peak.now()
 
-            def decode() -> None:
-                for _ in range(point.steps):
-                    run.step()
+        def phase(passes: int) -> PhaseMemory:
+            if peak is not None:
+                peak.start()
+            for _ in range(passes):
+                run.forward()
+            assert run.cache is not None
+            size = cache_size(run.cache, model, point.batch * (point.length + len(run.new) - 1))
+            if peak is None or before is None:
+                return PhaseMemory(size)
+            highest, settled = peak.read(), peak.now()
+            return PhaseMemory(size, highest, highest - before, settled, settled - before)
 
-            found["decode"] = _phase(run, decode, model, peak, before)
-        if handle is not None:
-            found["paths"] = dict(handle.paths)
-    return found
-
-
-def _phase(
-    run: generation.Generation, work: Callable[[], None], model: PreTrainedModel, peak: Peak | None, before: int
-) -> dict[str, Any]:
-    if peak is not None:
-        peak.start()
-    work()
-    assert run.cache is not None
-    tokens = run.prompt.shape[0] * (run.prompt.shape[1] + len(run.new) - 1)
-    found: dict[str, Any] = {"cache": vars(cache_size(run.cache, model, tokens))}
-    if peak is not None:
-        highest, settled = peak.read(), peak.now()
-        found |= {
-            "peak_bytes": highest,
-            "peak_above_before_bytes": highest - before,
-            "settled_bytes": settled,
-            "settled_above_before_bytes": settled - before,
-        }
-    return found
+        prefill = phase(1)
+        decode = phase(point.steps) if point.steps else None
+        paths = None if handle is None else dict(handle.paths)
+    taken = (None, None) if peak is None else (peak.name, peak.reset)
+    return Memory(prefill, decode, before, paths, *taken)
 
 
 def cache_size(cache: Cache, model: PreTrainedModel, tokens: int) -> CacheSize:
@@ -183,12 +203,11 @@ def cache_size(cache: Cache, model: PreTrainedModel, tokens: int) -> CacheSize:
     full = 2 * shape.layers * tokens * shape.kv_heads * shape.head_dim * size
     rows = [layer for layer in cache.layers if isinstance(layer, RowLayer)]
     if not rows:
-        return CacheSize(
-            "full cache", _storage([each for layer in cache.layers for each in _tensors(layer)]), full, full, full
-        )
+        held = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+        return CacheSize("full cache", _storage(held), full, full, full, 0)
     clustered = any(layer.membership is not None for layer in rows)
     elements = sum(formula_elements(layer, shape.heads, shape.kv_heads, shape.head_dim) for layer in rows)
-    narrow = [each.weight for layer in rows for each in layer.narrow.values()]
+    narrow = [each.weight for layer in rows for each in layer.projections.values()]
     return CacheSize(
         "clustered" if clustered else "full cache",
         sum(layer.nbytes() for layer in rows),
@@ -217,19 +236,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
     return _storage([*model.parameters(), *model.buffers()])
 
 
-def _tensors(layer: Any) -> list[Tensor]:
-    held = [getattr(layer, name, None) for name in ("keys", "values")]
-    return [each for each in held if isinstance(each, Tensor)]
-
-
-def _storage(tensors: list[Any]) -> int:
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-    return sum(storages.values())
-
-
-def _status(field: str) -> int | None:
-    try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
-    except OSError:
-        return None
-    return 1024 * int(found[1]) if found is not None else None
+def _storage(held: Iterable[object]) -> int:
+    """Bytes of the storage that tensors lie in, each once."""
+    storages = [each.untyped_storage() for each in held if isinstance(each, Tensor)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

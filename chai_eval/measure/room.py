@@ -108,13 +108,18 @@ def foreseen(model: PreTrainedModel, contender: Contender, point: Point) -> OutO
     return OutOfMemory(asked, free, True) if free is not None and asked > free else None
 
 
-def _available() -> int | None:
+def proc_bytes(path: str, field: str) -> int | None:
+    """A size from one of Linux's status files, in bytes; None where it isn't told."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path(path).read_text(), flags=re.MULTILINE)
     except OSError:
-        found = None
-    if found is not None:
-        return 1024 * int(found[1])
+        return None
+    return None if found is None else 1024 * int(found[1])
+
+
+def _available() -> int | None:
+    if (told := proc_bytes("/proc/meminfo", "MemAvailable")) is not None:
+        return told
     try:
         import psutil
     except ImportError:

@@ -2,60 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from chai_eval.errors import SettingError
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from chai_eval.errors import SettingError, wrong
+from chai_eval.schema import SETTINGS, defaults, read, record, setting
 
 KINDS = ("off", "latency", "memory", "full")
-RIVALS = ("sdpa", "eager", "rows", "flash")
+MOST = 2**31 - 1
+
+Kind = Literal["latency", "memory", "full"]
+Rival = Literal["sdpa", "eager", "rows", "flash"]
 
 
-@dataclass(frozen=True)
+def _once(values: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(dict.fromkeys(values))
+
+
+def _rivals(given: Any) -> Any:
+    return None if given == "auto" else given.split(",") if isinstance(given, str) else given
+
+
+Whole = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+# One number stands for a list of it, and no point is measured twice.
+Axis = Annotated[
+    tuple[Whole, ...],
+    BeforeValidator(lambda given: [given] if isinstance(given, int) else given),
+    Field(min_length=1),
+    AfterValidator(_once),
+]
+
+
+@dataclass(frozen=True, config=SETTINGS)
 class MeasureSettings:
-    """What is measured, at which points of a grid, and how often.
+    """What is measured (latency, memory, or full for both), at which points of a grid, and how often."""
 
-    Attributes
-    ----------
-    kind
-        latency, memory, or full for both.
-    lengths
-        Tokens of the prompt.
-    batch_sizes
-        Prompts at once.
-    new_tokens
-        Tokens generated, the first (which the prefill gives) included.
-    repetitions
-        Timed repetitions; in each, every contender has its turn.
-    warmup
-        Repetitions before those, which don't count.
-    rivals
-        What stands beside the methods: the model's own attention (`sdpa`, `eager`, `flash`), or every head on its own
-        with this project's cache (`rows`); None for all that the machine has.
-    seed
-        Of the prompts' tokens.
-    """
-
-    kind: str = "full"
-    lengths: tuple[int, ...] = (512,)
-    batch_sizes: tuple[int, ...] = (1,)
-    new_tokens: tuple[int, ...] = (32,)
-    repetitions: int = 5
-    warmup: int = 1
-    rivals: tuple[str, ...] | None = None
-    seed: int = 1234
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS[1:]:
-            raise _wrong("name", self.kind, ", ".join(KINDS))
-        for name in ("lengths", "batch_sizes", "new_tokens"):
-            object.__setattr__(self, name, _whole_numbers(name, getattr(self, name)))
-        _whole("repetitions", self.repetitions, 1)
-        _whole("warmup", self.warmup, 0)
-        _whole("seed", self.seed, 0, 2**63 - 1)
-        if self.rivals is not None:
-            object.__setattr__(self, "rivals", _rivals(self.rivals))
+    kind: Kind = "full"
+    lengths: Axis = setting((512,), "tokens of the prompt")
+    batch_sizes: Axis = setting((1,), "prompts at once")
+    new_tokens: Axis = setting((32,), "tokens generated, the first (which the prefill gives) included")
+    repetitions: Whole = setting(5, "timed repetitions; in each, every contender has its turn")
+    warmup: Annotated[int, Field(strict=True, ge=0, le=MOST)] = setting(1, "repetitions before those, not counted")
+    rivals: Annotated[tuple[Rival, ...] | None, BeforeValidator(_rivals), AfterValidator(_once)] = setting(
+        None,
+        "beside the method: the model's own attention as [sdpa,eager,flash], or [rows]: every head, with our cache; "
+        "auto: all there are",
+        composed="auto",
+        allowed="auto, or some of [sdpa,eager,rows,flash]",
+    )
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = setting(
+        1234, "of the prompts' tokens", allowed=f"whole numbers from 0 to {2**63 - 1}"
+    )
 
     @property
     def latency(self) -> bool:
@@ -79,10 +80,10 @@ class MeasureSettings:
 
     def as_config(self) -> dict[str, Any]:
         """Plain JSON values, as records keep them."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return record(self)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Point:
     """A point of the grid: tokens of each prompt, prompts, and tokens generated after each."""
 
@@ -107,16 +108,14 @@ def parse_measure(values: Mapping[str, Any]) -> MeasureSettings | None:
     given = dict(values)
     kind = given.pop("name", "off")
     if kind not in KINDS:
-        raise _wrong("name", kind, ", ".join(KINDS))
-    known = [name for name in MeasureSettings.__dataclass_fields__ if name != "kind"]
+        raise wrong("measure.name", kind, ", ".join(KINDS))
+    known = defaults(MeasureSettings)
     for name in given:
         if kind == "off":
             raise given_while_off(f"measure.{name}")
         if name not in known:
             raise SettingError(f"measure.{name}: unknown; allowed: {', '.join(known)}")
-    if given.get("rivals") == "auto":
-        given["rivals"] = None
-    return None if kind == "off" else MeasureSettings(kind=kind, **given)
+    return None if kind == "off" else read(MeasureSettings, {"kind": kind, **given}, "measure.")
 
 
 def given_while_off(setting: str) -> SettingError:
@@ -145,28 +144,3 @@ def check_positions(settings: MeasureSettings, positions: int | None) -> None:
         f"measure.lengths: {longest} given, with {new} new tokens more than the model's {positions} positions; "
         f"allowed: {allowed}, or a longer model.config.max_position_embeddings"
     )
-
-
-def _whole(name: str, value: Any, least: int, most: int = 2**31 - 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _wrong(name, value, f"whole numbers from {least} to {most}")
-
-
-def _whole_numbers(name: str, given: Any) -> tuple[int, ...]:
-    values = [given] if isinstance(given, int) else given
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise _wrong(name, given, "whole numbers from 1, as [512,1024]")
-    for value in values:
-        _whole(name, value, 1)
-    return tuple(dict.fromkeys(values))
-
-
-def _rivals(given: Any) -> tuple[str, ...]:
-    names = given.split(",") if isinstance(given, str) else given
-    if not isinstance(names, Sequence) or any(name not in RIVALS for name in names):
-        raise _wrong("rivals", given, f"auto, or some of [{','.join(RIVALS)}]")
-    return tuple(dict.fromkeys(names))
-
-
-def _wrong(name: str, given: Any, allowed: str) -> SettingError:
-    return SettingError(f"measure.{name}: {given!r} given; allowed: {allowed}")

@@ -22,10 +22,22 @@ class Ratio:
     high: float | None
 
 
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, p10, p50, p90 and p99 of times in seconds, and how many there are."""
+@dataclass(frozen=True)
+class Quantiles:
+    """Quantiles of `n` times, in seconds; the median under both its names."""
+
+    median: float
+    p10: float
+    p50: float
+    p90: float
+    p99: float
+    n: int
+
+
+def quantiles(seconds: Sequence[float]) -> Quantiles:
+    """Quantiles of times in seconds."""
     p10, p50, p90, p99 = (float(value) for value in np.quantile(seconds, (0.1, 0.5, 0.9, 0.99)))
-    return {"median": p50, "p10": p10, "p50": p50, "p90": p90, "p99": p99, "n": len(seconds)}
+    return Quantiles(p50, p10, p50, p90, p99, len(seconds))
 
 
 def ratio(baseline: Sequence[float], other: Sequence[float]) -> Ratio:

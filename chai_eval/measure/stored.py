@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import torch
 
 from chai_eval.errors import SettingError
-from chai_eval.measure.contenders import contender
+from chai_eval.measure.contenders import Contender, contender
+from chai_eval.measure.figures import Sample
 from chai_eval.measure.grid import check, measure
+from chai_eval.measure.progress import Progress
 from chai_eval.methods import build_method
 from chai_eval.store import result_key, write_record
 from chai_eval.store.provenance import git_revision, machine, versions
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     from chai_eval.settings import Settings
 
 log = logging.getLogger(__name__)
-
-COLUMNS = ("contender", "length", "batch", "new_tokens", "repetition", "turn", "phase", "token", "seconds")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Measurement:
 def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str] | None = None) -> Measurement:
     """Measure a model under the methods of some runs, side by side, and record it.
 
-    It is measured anew each time: a machine is not the same from one hour to the next. The key names what was asked.
+    A finished one is measured anew: a machine is not the same from one hour to the next. One that was killed goes on
+    with the points of the grid that it had not come to. The key names what was asked.
 
     Parameters
     ----------
@@ -60,25 +62,16 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
     if first.measure is None:
         raise SettingError("measure: 'off' given; allowed: latency, memory, full")
     check(loaded.model, first.measure)
-    methods, modules = [], {"chai_eval.attention"}
+    methods = []
     for number, each in enumerate(runs):
         method = build_method(each.method.name, **each.method.options)
         method.check(loaded.model)
-        modules.add(type(method).__module__)
-        methods.append(contender(method, each.method.options, labels[number] if labels else None))
-    parts = {
-        "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
-        "device": loaded.device,
-        "methods": [{"name": each.name, **each.as_config()} for each in methods],
-        "measure": first.measure.as_config(),
-        "versions": {package: versions()[package] for package in ("torch", "transformers")},
-        "code": loaded.code.version(*modules),
-        "machine": machine(),
-    }
-    key = result_key(parts)
-    started = time.monotonic()
-    found = measure(loaded.model, methods, first.measure, source=first.model)
+        methods.append(contender(method, labels[number] if labels else None))
+    parts = _key_parts(first, loaded, methods)
+    key, started = result_key(parts), time.monotonic()
     path = first.results_dir / first.model.name / "measure" / key
+    progress = Progress(path / "parts", {"threads": torch.get_num_threads()})
+    found = measure(loaded.model, methods, first.measure, source=first.model, progress=progress)
     record = {
         "kind": "measure",
         "key": key,
@@ -87,10 +80,24 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
         "key_parts": parts,
         "versions": versions(),
         "git": git_revision(),
-        "machine": machine(),
+        "machine": parts["machine"],
         "wall_seconds": round(time.monotonic() - started, 3),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_record(path, record, pd.DataFrame(found.samples, columns=list(COLUMNS)))
+    write_record(path, record, pd.DataFrame(found.samples, columns=[each.name for each in fields(Sample)]))
+    progress.finish()
     log.info("measured: %s", path)
     return Measurement(path, record)
+
+
+def _key_parts(first: Settings, loaded: LoadedModel, methods: Sequence[Contender]) -> dict[str, Any]:
+    modules, known = (type(each.method).__module__ for each in methods), versions()
+    return {
+        "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
+        "device": loaded.device,
+        "methods": [{"name": each.name, **each.as_config()} for each in methods],
+        "measure": None if first.measure is None else first.measure.as_config(),
+        "versions": {package: known[package] for package in ("torch", "transformers")},
+        "code": loaded.code.version("chai_eval.attention", *modules),
+        "machine": machine(),
+    }

@@ -3,159 +3,126 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from chai_eval.markdown import markdown
-from chai_eval.measure.contenders import BASELINE
+from chai_eval.markdown import table
+from chai_eval.measure.contenders import BASELINE, RIVAL_NAMES
+from chai_eval.measure.figures import Figures, Measured, PointFigures
+from chai_eval.measure.serialise import from_json
+from chai_eval.measure.statistics import Quantiles, Ratio
 
+T = TypeVar("T")
 MIB = 1 << 20
+# What a line shows by its columns, None where there is nothing.
+Cells = dict[str, str | None]
 
 
 def tables(record: Mapping[str, Any]) -> str:
-    """The whole measurement as Markdown."""
-    parts = [_facts(record)]
-    results = [each for point in record["points"] for each in point["results"].values()]
-    if any("ttft" in each for each in results):
-        parts.append("\n".join(_table(record, FIRST_TOKEN)))
-    if any("tpot" in each for each in results):
-        parts.append("\n".join(_table(record, EACH_TOKEN)))
-    if any("memory" in each for each in results):
-        parts.append("\n".join(_table(record, MEMORY)))
-    missed = [_missed(point, name, each) for point in record["points"] for name, each in point["results"].items()]
-    said = [line for line in (*record["notes"], *missed) if line]
+    """The whole measurement as Markdown, from its record."""
+    found: Measured = from_json(Measured, record)
+    parts = [_facts(found)]
+    lines = [(point, name, figures) for point in found.points for name, figures in point.results.items()]
+    for shown, cells in (
+        (any(figures.ttft for *_, figures in lines), _first_token),
+        (any(figures.tpot for *_, figures in lines), _each_token),
+        (any(figures.memory for *_, figures in lines), _memory),
+    ):
+        if shown:
+            parts.append(table([_line(*line, cells(line[-1])) for line in lines]).rstrip("\n"))
+    said = [*found.notes, *(_missed(*line) for line in lines if line[-1].out_of_memory is not None)]
     return "\n\n".join([*parts, *(["\n".join(said)] if said else [])]) + "\n"
 
 
-def _facts(record: Mapping[str, Any]) -> str:
-    model, ceiling = record["model"], record["ceiling"]
-    weights = ", random weights" if model["weights"] == "random" else ""
-    kept = f", {model['layers_kept']}" if "layers_kept" in model else ""
-    lines = (
-        ("model", f"{model['name']}{weights}{kept}, {model['dtype']} on {model['device']}"),
-        ("weights", f"{model['weight_bytes'] / MIB:.0f} MiB"),
-        (
-            "ceiling",
-            f"{max(ceiling['copy_bytes_per_second'], ceiling['read_bytes_per_second']) / 1e9:.1f} GB/s, "
-            f"{ceiling['flops_per_second'] / 1e12:.3g} TFLOP/s (measured)",
-        ),
-        ("clock", f"{record['clock']}, {record['threads']} threads"),
-    )
-    return "\n".join(f"{name:<8} {text}" for name, text in lines)
+def mib(value: float | None, decimals: int = 1) -> str | None:
+    """Bytes as MiB."""
+    return None if value is None else f"{value / MIB:.{decimals}f}"
 
 
-def _table(record: Mapping[str, Any], columns: Mapping[str, Callable[[Mapping[str, Any]], str]]) -> list[str]:
-    head = ["contender", "length", "batch", "new", *columns]
-    lines = []
-    for point in record["points"]:
-        where = [str(point[name]) for name in ("length", "batch", "new_tokens")]
-        for name, result in point["results"].items():
-            lines.append([name, *where, *(cell(result) for cell in columns.values())])
-    return markdown(head, lines, left=1)
+def _facts(found: Measured) -> str:
+    model, ceiling = found.model, found.ceiling
+    weights = ", random weights" if model.weights == "random" else ""
+    kept = f", {model.layers_kept}" if model.layers_kept else ""
+    speed = f"{ceiling.bytes_per_second / 1e9:.1f} GB/s, {ceiling.flops_per_second / 1e12:.3g} TFLOP/s"
+    lines = {
+        "model": f"{model.name}{weights}{kept}, {model.dtype} on {model.device}",
+        "weights": f"{model.weight_bytes / MIB:.0f} MiB",
+        "ceiling": f"{speed} (measured)",
+        "clock": f"{found.clock}, {found.threads} threads",
+    }
+    return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
 
 
-def _missed(point: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> str:
-    trouble = result.get("out_of_memory")
-    if trouble is None:
-        return ""
-    asked, free = (_mib(trouble[each]) for each in ("asked_bytes", "free_bytes"))
-    tried = "not tried" if trouble["foreseen"] else "tried"
+def _line(point: PointFigures, name: str, figures: Figures, cells: Cells) -> dict[str, str]:
+    nothing = "–" if figures.out_of_memory is None else "no memory"
+    where = {"contender": name, "length": str(point.length), "batch": str(point.batch), "new": str(point.new_tokens)}
+    return where | {column: shown or nothing for column, shown in cells.items()}
+
+
+def _missed(point: PointFigures, name: str, figures: Figures) -> str:
+    trouble = figures.out_of_memory
+    assert trouble is not None
+    asked, free = (mib(each) or "unknown" for each in (trouble.asked_bytes, trouble.free_bytes))
+    tried = "not tried" if trouble.foreseen else "tried"
     return (
-        f"{name}, length {point['length']}, batch {point['batch']}, {point['new_tokens']} new tokens: out of memory "
+        f"{name}, length {point.length}, batch {point.batch}, {point.new_tokens} new tokens: out of memory "
         f"({asked} MiB asked for, {free} MiB free, {tried})"
     )
 
 
-def _reach(*path: str) -> Callable[[Mapping[str, Any]], Any]:
-    def reach(result: Any) -> Any:
-        for name in path:
-            if result is None or name not in result:
-                return None
-            result = result[name]
-        return result
-
-    return reach
+def _first_token(figures: Figures) -> Cells:
+    times = _milliseconds(figures.ttft, {"TTFT ms": "median", "p10": "p10", "p90": "p90"})
+    return times | {"clustering": _share(figures.clustering_share)} | _compared(figures, "ttft")
 
 
-def _shown(form: Callable[[Any], str], *path: str) -> Callable[[Mapping[str, Any]], str]:
-    find = _reach(*path)
-
-    def cell(result: Mapping[str, Any]) -> str:
-        value = find(result)
-        if value is None:
-            return "–" if "out_of_memory" not in result else "no memory"
-        return form(value)
-
-    return cell
+def _each_token(figures: Figures) -> Cells:
+    times = _milliseconds(figures.tpot, {"TPOT ms": "median", "p10": "p10", "p90": "p90", "p99": "p99"})
+    rate = figures.tokens_per_second
+    return times | {"tokens/s": None if rate is None else f"{rate:.1f}"} | _compared(figures, "tpot")
 
 
-def _milliseconds(value: float) -> str:
-    return f"{1e3 * value:.2f}"
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _times(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    interval = "" if value["low"] is None else f" ({value['low']:.2f} to {value['high']:.2f})"
-    return f"{value['value']:.2f}{interval}"
-
-
-def _mib(value: float | None) -> str:
-    return "unknown" if value is None else f"{value / MIB:.1f}"
-
-
-def _saved(cache: Mapping[str, Any]) -> str:
-    return _share(1 - cache["allocated_bytes"] / cache["full_bytes"])
-
-
-def _fresh(name: str, phase: str) -> Callable[[Mapping[str, Any]], str]:
-    on_device, in_process = _shown(_mib, "memory", phase, name), _shown(_mib, "memory", "fresh_process", phase, name)
-
-    def cell(result: Mapping[str, Any]) -> str:
-        return (in_process if _reach("memory", "fresh_process")(result) is not None else on_device)(result)
-
-    return cell
-
-
-def _compared(figure: str) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+def _compared(figures: Figures, figure: str) -> Cells:
     """Ratios (above 1 is faster), the most that counted work allows, how near to it, and to the machine's ceiling."""
+    beside, limit = figures.times_as_fast_as, figures.limit.get(figure)
     return {
-        "× sdpa": _shown(_times, "times_as_fast_as", BASELINE, figure),
-        "× eager": _shown(_times, "times_as_fast_as", "mha (eager)", figure),
-        "limit ×": _shown(_times, "limit", figure, "times_as_fast_as_mha"),
-        "of limit": _shown(_share, "limit", figure, "share_of_times"),
-        "of ceiling": _shown(_share, "limit", figure, "share_reached"),
+        "× sdpa": _times(beside.get(BASELINE, {}).get(figure)),
+        "× eager": _times(beside.get(RIVAL_NAMES["eager"], {}).get(figure)),
+        "limit ×": _of(limit, lambda each: f"{each.times_as_fast_as_mha:.2f}"),
+        "of limit": _of(limit, lambda each: _share(each.share_of_times)),
+        "of ceiling": _of(limit, lambda each: _share(each.share_reached)),
     }
 
 
-FIRST_TOKEN: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "TTFT ms": _shown(_milliseconds, "ttft", "median"),
-    "p10": _shown(_milliseconds, "ttft", "p10"),
-    "p90": _shown(_milliseconds, "ttft", "p90"),
-    "clustering": _shown(_share, "clustering_share"),
-    **_compared("ttft"),
-}
+def _memory(figures: Figures) -> Cells:
+    taken = figures.memory
+    first = None if taken is None else taken.prefill.cache
+    last = None if taken is None or taken.decode is None else taken.decode.cache
+    prefill, decode = (None, None) if taken is None else (taken.peaks.prefill, taken.peaks.decode)
+    return {
+        "cache": _of(first, lambda cache: cache.kind),
+        "allocated MiB": _of(first, lambda cache: mib(cache.allocated_bytes)),
+        "formula MiB": _of(first, lambda cache: mib(cache.formula_bytes)),
+        "saved": _of(first, lambda cache: _share(cache.saved)),
+        "at the end MiB": _of(last, lambda cache: mib(cache.allocated_bytes)),
+        "projections MiB": _of(last, lambda cache: mib(cache.projection_bytes)),
+        "peak prefill MiB": _of(prefill, lambda phase: mib(phase.peak_above_before_bytes)),
+        "held after it MiB": _of(prefill, lambda phase: mib(phase.settled_above_before_bytes)),
+        "peak decode MiB": _of(decode, lambda phase: mib(phase.peak_above_before_bytes)),
+    }
 
-EACH_TOKEN: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "TPOT ms": _shown(_milliseconds, "tpot", "median"),
-    "p10": _shown(_milliseconds, "tpot", "p10"),
-    "p90": _shown(_milliseconds, "tpot", "p90"),
-    "p99": _shown(_milliseconds, "tpot", "p99"),
-    "tokens/s": _shown(lambda value: f"{value:.1f}", "tokens_per_second"),
-    **_compared("tpot"),
-}
 
-MEMORY: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "cache": _shown(str, "memory", "prefill", "cache", "kind"),
-    "allocated MiB": _shown(_mib, "memory", "prefill", "cache", "allocated_bytes"),
-    "formula MiB": _shown(_mib, "memory", "prefill", "cache", "formula_bytes"),
-    "saved": _shown(_saved, "memory", "prefill", "cache"),
-    "at the end MiB": _shown(_mib, "memory", "decode", "cache", "allocated_bytes"),
-    "projections MiB": _shown(_mib, "memory", "decode", "cache", "projection_bytes"),
-    "peak prefill MiB": _fresh("peak_above_before_bytes", "prefill"),
-    "held after it MiB": _fresh("settled_above_before_bytes", "prefill"),
-    "peak decode MiB": _fresh("peak_above_before_bytes", "decode"),
-}
+def _of(found: T | None, shown: Callable[[T], str | None]) -> str | None:
+    return None if found is None else shown(found)
+
+
+def _milliseconds(found: Quantiles | None, names: Mapping[str, str]) -> Cells:
+    return {title: None if found is None else f"{1e3 * getattr(found, name):.2f}" for title, name in names.items()}
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f} %"
+
+
+def _times(found: Ratio | None) -> str | None:
+    if found is None:
+        return None
+    return f"{found.value:.2f}" + ("" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})")

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import attention_layers, attention_shape
-from chai_eval.measure.contenders import LayerHeads
+from chai_eval.methods.base import LayerFootprint
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class Pass:
 
     Attributes
     ----------
-    probe : int
-        Of the new tokens, those that every head attends to on its own.
     causal : bool
         Count only pairs that a query sees; a kernel that computes the whole square does more.
     """
@@ -50,7 +48,6 @@ class Pass:
     batch: int
     queries: int
     past: float = 0
-    probe: int = 0
     causal: bool = True
 
     def pairs(self, first: int = 0, last: int | None = None) -> float:
@@ -62,12 +59,12 @@ class Pass:
         return n * self.past + (first + 1 + last) * n / 2
 
 
-def pass_work(model: PreTrainedModel, heads: Sequence[LayerHeads], run: Pass) -> dict[str, Work]:
+def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pass) -> dict[str, Work]:
     """What a forward pass asks for at least, part by part.
 
     Parameters
     ----------
-    heads : sequence of LayerHeads
+    layers : sequence of LayerFootprint
         What each layer computes and keeps; narrow projections of queries and keys are counted where a layer has
         `q_proj` and `k_proj`.
     run : Pass
@@ -82,9 +79,9 @@ def pass_work(model: PreTrainedModel, heads: Sequence[LayerHeads], run: Pass) ->
     head = model.get_output_embeddings()
     projections = other = Work()
     seen = {id(head)} if head is not None else set()
-    whole = LayerHeads(shape.heads, shape.kv_heads, shape.kv_heads)
+    whole = LayerFootprint.full(shape)
     for index, module in modules.items():
-        kept = heads[index]
+        kept = layers[index]
         shares = {
             "q_proj": kept.scores / whole.scores,
             "k_proj": kept.keys / whole.keys,
@@ -94,23 +91,34 @@ def pass_work(model: PreTrainedModel, heads: Sequence[LayerHeads], run: Pass) ->
             projection = getattr(module, name, None)
             if isinstance(projection, nn.Linear):
                 seen.add(id(projection))
-                projections = projections + _linear(projection, run, share)
+                projections = projections + _linear(projection, run, share, _early(kept, run))
     for each in model.modules():
         if isinstance(each, nn.Linear) and id(each) not in seen:
             other = other + _linear(each, run)
     attention = Work()
-    size = _element_size(model)
-    for kept in heads:
-        attention = attention + _attention(kept, whole, shape.head_dim, size, run)
+    for kept in layers:
+        attention = attention + attention_work(kept, whole, shape.head_dim, model.dtype.itemsize, run)
     parts = {"projections": projections, "attention": attention, "other layers": other}
     if isinstance(head, nn.Linear):
         parts["head"] = _linear(head, Pass(run.batch, 1))
     return parts
 
 
-def attention_work(kept: LayerHeads, whole: LayerHeads, head_dim: int, size: int, run: Pass) -> Work:
-    """What the attention of one layer asks for: scores, values, and keys and values read and the new ones written."""
-    return _attention(kept, whole, head_dim, size, run)
+def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, size: int, run: Pass) -> Work:
+    """What the attention of one layer asks for: scores, values, and keys and values read and the new ones written.
+
+    Parameters
+    ----------
+    layer, whole : LayerFootprint
+        Of the method, and of plain attention.
+    size : int
+        Bytes of a number.
+    """
+    probe = _early(layer, run)
+    early, late = run.pairs(0, probe), run.pairs(probe)
+    products = early * 2 * whole.scores + late * (layer.scores + layer.outputs)
+    moved = (run.past + 2 * run.queries) * (layer.keys + layer.values)
+    return Work(2 * run.batch * head_dim * products, run.batch * head_dim * size * moved)
 
 
 def total(parts: dict[str, Work]) -> Work:
@@ -118,22 +126,14 @@ def total(parts: dict[str, Work]) -> Work:
     return sum(parts.values(), Work())
 
 
-def _linear(layer: nn.Linear, run: Pass, share: float = 1.0) -> Work:
-    """A linear layer of whose output the tokens after the probe need only a share."""
+def _early(layer: LayerFootprint, run: Pass) -> int:
+    """Of the tokens of a pass, those that every head attends to on its own."""
+    return min(layer.probe_tokens, run.queries) if run.past == 0 else 0
+
+
+def _linear(layer: nn.Linear, run: Pass, share: float = 1.0, early: int = 0) -> Work:
+    """A linear layer of whose output the tokens after the `early` ones need only a share."""
     weight = layer.weight
-    tokens = run.probe + (run.queries - run.probe) * share
-    read = share if run.probe == 0 else 1.0  # the probe needs all of the weights
+    tokens = early + (run.queries - early) * share
+    read = share if early == 0 else 1.0  # the probe needs all of the weights
     return Work(2 * run.batch * tokens * weight.numel(), weight.numel() * weight.element_size() * read)
-
-
-def _attention(kept: LayerHeads, whole: LayerHeads, head_dim: int, size: int, run: Pass) -> Work:
-    early, late = run.pairs(0, run.probe), run.pairs(run.probe)
-    # Members that share their representative's values share its whole output.
-    outputs = kept.scores if kept.values < whole.values else whole.scores
-    products = early * 2 * whole.scores + late * (kept.scores + outputs)
-    moved = (run.past + 2 * run.queries) * (kept.keys + kept.values)
-    return Work(2 * run.batch * head_dim * products, run.batch * head_dim * size * moved)
-
-
-def _element_size(model: PreTrainedModel) -> int:
-    return model.dtype.itemsize

@@ -1,23 +1,56 @@
-"""What a method is: a way to compute attention over rows, with its settings, put into a model for a while."""
+"""What a method is: a way to compute attention, with its settings, put into a model for a while."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Takeover, UnsupportedModel, attention_layers
+from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attention_layers
 from chai_eval.attention.agreement import check_agreement
+from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.attention.masks import Window
 from chai_eval.errors import SettingError
 
 
+@dataclass(frozen=True)
+class LayerFootprint:
+    """What a layer computes and caches under a method, in heads.
+
+    Attributes
+    ----------
+    scores : int
+        Query heads with scores of their own.
+    outputs : int
+        Heads whose probabilities meet values.
+    keys, values : int
+        Key and value heads that are cached; under grouped-query attention the most there can be.
+    probe_tokens : int
+        First tokens of a request, which every head attends to on its own.
+    """
+
+    scores: int
+    outputs: int
+    keys: int
+    values: int
+    probe_tokens: int = 0
+
+    @classmethod
+    def full(cls, shape: AttentionShape) -> LayerFootprint:
+        """A layer of plain multi-head attention."""
+        return cls(shape.heads, shape.heads, shape.kv_heads, shape.kv_heads)
+
+
 class Method(ABC):
-    """A method: subclasses are frozen dataclasses whose fields are the settings."""
+    """A method: subclasses are frozen dataclasses whose fields are the settings.
+
+    A subclass says what it changes (`hooks`) and, where it really computes or caches less, what (`footprint`).
+    """
 
     name: ClassVar[str]
 
@@ -31,9 +64,24 @@ class Method(ABC):
         """What caches filled under this method are marked with: its name and settings."""
         return f"{self.name} {json.dumps(self.settings(), sort_keys=True)}"
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """All settings that can change a number, as plain JSON types."""
+        given = {field.name: (getattr(self, field.name), field.type) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: float(value) if kind == "float" else value for name, (value, kind) in given.items()}
+
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        """What the method changes in the attention of a model.
+
+        Raises
+        ------
+        SettingError
+            Where the settings do not fit the model.
+        """
+        return Hooks()
+
+    def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
+        """What each layer of a model computes and caches; None where a saving is simulated by computing everything."""
+        return None
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model that the method can't be applied to.
@@ -50,25 +98,28 @@ class Method(ABC):
         except UnsupportedModel as error:
             raise SettingError(str(error)) from error
 
-    def check_settings(self, model: PreTrainedModel) -> None:  # noqa: B027 - of some methods all fit every model
+    def check_settings(self, model: PreTrainedModel) -> None:
         """Refuse settings that do not fit a model, from its config and weights alone.
 
         Raises
         ------
         SettingError
         """
+        with self.hooks(model).installed(model):
+            pass
 
-    def check_windows(self, model: PreTrainedModel, windows: Mapping[int, Window | None]) -> None:  # noqa: B027
+    def check_windows(self, model: PreTrainedModel, windows: Mapping[int, Window | None]) -> None:
         """Refuse settings that do not fit how far back each layer of a model looks.
 
         Raises
         ------
         SettingError, UnsupportedModel
         """
+        for layer, plan in self.hooks(model).plans.items():
+            plan.check_window(windows[layer])
 
     @contextmanager
-    @abstractmethod
-    def applied(self, model: PreTrainedModel) -> Iterator[Takeover | None]:
+    def applied(self, model: PreTrainedModel) -> Iterator[Takeover]:
         """Run the model under this method while the context lasts.
 
         Raises
@@ -76,4 +127,11 @@ class Method(ABC):
         SettingError
             Where the settings do not fit the model.
         """
-        yield None
+        with apply(model, self.hooks(model), made_by=self.mark) as handle:
+            yield handle
+
+
+def plain_footprint(model: PreTrainedModel) -> list[LayerFootprint]:
+    """Every layer of a model under plain multi-head attention."""
+    shape = attention_shape(model)
+    return [LayerFootprint.full(shape)] * shape.layers

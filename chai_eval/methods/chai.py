@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan, membership_of, probe_features, probe_probabilities
+from chai_eval.attention import Membership, Plan, ProbePlan, membership_of, probe_features, probe_probabilities
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features
@@ -60,14 +60,7 @@ class CHAI(Clustering):
         return self.probe_tokens
 
     def settings(self) -> dict[str, Any]:
-        return {
-            **super().settings(),
-            "clusters": resolved(self.clusters),
-            "probe_tokens": self.probe_tokens,
-            "features": self.features,
-            "linkage": self.linkage,
-            "representative": self.representative,
-        }
+        return {**super().settings(), "clusters": resolved(self.clusters)}
 
     def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
         heads = attention_shape(model).heads
@@ -75,8 +68,10 @@ class CHAI(Clustering):
         return {layer: self._plan(clusters) for layer, clusters in enumerate(counts) if clusters < heads}
 
     def _plan(self, clusters: int) -> Plan:
-        def choose(query: Tensor, key: Tensor, scaling: float) -> Membership:
+        def cluster(query: Tensor, key: Tensor, scaling: float) -> Membership:
             seen = probe_probabilities(query, key, scaling, self.features)
             return membership_of(probe_features(seen, self.features), clusters, self.representative)
 
-        return Plan(self.probe_tokens, choose, share_value=self.share_value)
+        return ProbePlan(
+            clusters=clusters, share_value=self.share_value, probe_tokens=self.probe_tokens, cluster=cluster
+        )

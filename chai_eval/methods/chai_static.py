@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chai_eval.methods.checks import one_of
 from chai_eval.methods.fixed import FixedMembership
@@ -35,9 +35,6 @@ class CHAIStatic(FixedMembership):
     def __post_init__(self) -> None:
         one_of("method.representative", self.representative, ("first",))
         super().__post_init__()
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "representative": self.representative}
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         return [entries.index(label) for label in entries]

@@ -1,19 +1,16 @@
-"""What all methods that cluster heads share: a plan for each layer, put into the model."""
+"""What all methods that cluster heads share: a plan for each layer, and what it saves."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Plan, Takeover, clustered
-from chai_eval.attention.masks import Window
-from chai_eval.attention.narrow import Prefill
-from chai_eval.methods.base import Method
+from chai_eval.attention import Hooks, Plan, Prefill
+from chai_eval.attention.inject import AttentionShape, attention_shape
+from chai_eval.methods.base import LayerFootprint, Method
 from chai_eval.methods.checks import one_of
 
 
@@ -44,17 +41,19 @@ class Clustering(Method):
             Where the settings do not fit the model.
         """
 
-    def settings(self) -> dict[str, Any]:
-        return {"prefill": self.prefill}
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        return Hooks(self.plans(model), self.prefill)
 
-    def check_settings(self, model: PreTrainedModel) -> None:
-        self.plans(model)
+    def footprint(self, model: PreTrainedModel) -> list[LayerFootprint]:
+        shape, plans = attention_shape(model), self.plans(model)
+        return [layer_footprint(shape, plans.get(layer)) for layer in range(shape.layers)]
 
-    def check_windows(self, model: PreTrainedModel, windows: Mapping[int, Window | None]) -> None:
-        for layer, plan in self.plans(model).items():
-            plan.check_window(windows[layer])
 
-    @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[Takeover]:
-        with clustered(model, self.plans(model), self.prefill, made_by=self.mark) as handle:
-            yield handle
+def layer_footprint(shape: AttentionShape, plan: Plan | None) -> LayerFootprint:
+    """What a layer computes and caches whose heads share scores as a plan says."""
+    if plan is None:
+        return LayerFootprint.full(shape)
+    keys = min(plan.clusters, shape.kv_heads)
+    if plan.share_value:
+        return LayerFootprint(plan.clusters, plan.clusters, keys, keys, plan.probe_tokens)
+    return LayerFootprint(plan.clusters, shape.heads, keys, shape.kv_heads, plan.probe_tokens)

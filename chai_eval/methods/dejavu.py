@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, full_attention, take_over
+from chai_eval.attention import AttentionCall, Hooks
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.inputs import attention_inputs
 from chai_eval.calibration_file import COMMAND, Calibration, calibration
@@ -77,55 +77,48 @@ class DejaVu(Method):
         return calibration(self.predictor, "method.predictor")
 
     def settings(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "sparsity": float(self.sparsity),
-            "selector": self.selector,
-            "mlp_sparsity": float(self.mlp_sparsity),
-        }
+        found = super().settings()
+        del found["predictor"]
         if self._calibration is not None:
             found["predictor"] = {"sha256": self._calibration.sha256}
         return found
 
-    def check_settings(self, model: PreTrainedModel) -> None:
-        if self.selector == "predictor":
-            self._predictors(model)
-        with top_neurons(model, self.mlp_sparsity):
-            pass
-
-    @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        scores: dict[int, Tensor] = {}
-        with ExitStack() as stack:
-            stack.enter_context(take_over(model, partial(self._attend, scores), made_by=self.mark))
-            if self.selector == "predictor":
-                stack.enter_context(predicted_scores(model, self._predictors(model), scores))
-            stack.enter_context(top_neurons(model, self.mlp_sparsity))
-            yield
-
-    def _attend(
-        self,
-        predicted: dict[int, Tensor],
-        layer: Layer,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        run: ForwardPass,
-    ) -> Tensor:
-        out = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
-        count = kept_count(query.shape[1], self.sparsity)
-        if self.selector == "predictor":
-            by_head = predicted.pop(layer.index).transpose(1, 2)[..., None]  # [batch, heads, tokens, 1]
-            importance = run.rows.gather(by_head)[..., 0]
-        else:
-            importance = out.float().norm(dim=-1)  # [rows, heads, length]
-        kept = highest(importance.transpose(1, 2), count).transpose(1, 2)
-        return out.masked_fill(~kept[..., None], 0)
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        predictors = self._predictors(model) if self.selector == "predictor" else None
+        return _TopHeads(self.sparsity, self.mlp_sparsity, predictors)
 
     def _predictors(self, model: PreTrainedModel) -> list[Predictor]:
         assert self._calibration is not None
         self._calibration.check(model)
         shape = attention_shape(model)
         return [self._calibration.predictor(layer) for layer in range(shape.layers)]
+
+
+class _TopHeads(Hooks):
+    """The heads and neurons that a token keeps, by what they put out or by what predictors say (`DejaVu`)."""
+
+    def __init__(self, sparsity: float, mlp_sparsity: float, predictors: list[Predictor] | None) -> None:
+        super().__init__()
+        self.sparsity, self.mlp_sparsity, self.predictors = sparsity, mlp_sparsity, predictors
+        self.predicted: dict[int, Tensor] = {}
+
+    @contextmanager
+    def installed(self, model: PreTrainedModel) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.predictors is not None:
+                stack.enter_context(predicted_scores(model, self.predictors, self.predicted))
+            stack.enter_context(top_neurons(model, self.mlp_sparsity))
+            yield
+
+    def heads(self, call: AttentionCall, out: Tensor) -> Tensor:
+        if self.predictors is None:
+            importance = out.float().norm(dim=-1)  # [rows, heads, length]
+        else:
+            by_head = self.predicted.pop(call.index).transpose(1, 2)[..., None]  # [batch, heads, tokens, 1]
+            importance = call.rows.gather(by_head)[..., 0]
+        count = kept_count(out.shape[1], self.sparsity)
+        kept = highest(importance.transpose(1, 2), count).transpose(1, 2)
+        return out.masked_fill(~kept[..., None], 0)
 
 
 def head_scores(hidden: Tensor, predictor: Predictor) -> Tensor:

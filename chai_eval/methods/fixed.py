@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Membership, Plan
+from chai_eval.attention import FixedPlan, Membership, Plan
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import membership_from_labels
 from chai_eval.calibration_file import PRESETS, Calibration, calibration
@@ -71,9 +71,11 @@ class FixedMembership(Clustering):
         """For each head of a layer the head that serves it, from what was given."""
 
     def settings(self) -> dict[str, Any]:
-        if self._calibration is not None:
-            return {**super().settings(), "membership": {"sha256": self._calibration.sha256, "preset": self.preset}}
-        return {**super().settings(), "membership": self._representatives()}
+        found = super().settings()
+        preset = found.pop("preset")
+        if self._calibration is None:
+            return {**found, "membership": self._representatives()}
+        return {**found, "membership": {"sha256": self._calibration.sha256, "preset": preset}}
 
     def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
         heads = attention_shape(model).heads
@@ -84,7 +86,7 @@ class FixedMembership(Clustering):
         }
 
     def _plan(self, membership: Membership) -> Plan:
-        return Plan(membership=membership)
+        return FixedPlan.of(membership)
 
     def memberships(self, model: PreTrainedModel) -> list[Membership]:
         """The membership of each layer, of one row.

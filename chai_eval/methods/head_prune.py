@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, full_attention, take_over
+from chai_eval.attention import AttentionCall, Hooks, Source, full_attention, stored
 from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration_file import Calibration, calibration
@@ -69,13 +68,8 @@ class HeadPrune(Method):
             return {"sparsity": float(self.sparsity), "importance": {"sha256": self._calibration.sha256}}
         return {"pruned": [sorted({*heads}) for heads in self.pruned or ()]}
 
-    def check_settings(self, model: PreTrainedModel) -> None:
-        self._kept(model)
-
-    @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, partial(_attend, self._kept(model)), made_by=self.mark):
-            yield
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        return _PrunedHeads(self._kept(model))
 
     def _kept(self, model: PreTrainedModel) -> list[list[int]]:
         """The heads that stay, for each layer."""
@@ -99,12 +93,21 @@ class HeadPrune(Method):
         return [[head for head in range(shape.heads) if head not in heads] for heads in pruned]
 
 
-def _attend(kept: list[list[int]], layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
-    heads, stay = query.shape[1], kept[layer.index]
-    if len(stay) == heads:
-        return full_attention(query, key, value, run.rows, layer.scaling, layer.window)
-    out = value.new_zeros(*query.shape[:3], value.shape[-1])
-    if stay:
-        own_key, own_value = repeat_heads(key, heads)[:, stay], repeat_heads(value, heads)[:, stay]
-        out[:, stay] = full_attention(query[:, stay], own_key, own_value, run.rows, layer.scaling, layer.window)
-    return out
+class _PrunedHeads(Hooks):
+    """Removed heads put out zero, and nothing is computed for them."""
+
+    def __init__(self, kept: list[list[int]]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
+        query = source.query()
+        heads, stay = query.shape[1], self.kept[call.index]
+        if len(stay) == heads:
+            return None
+        key, value = stored(call.store, source.key(), source.value(), call.rows)
+        out = value.new_zeros(*query.shape[:3], value.shape[-1])
+        if stay:
+            own_key, own_value = repeat_heads(key, heads)[:, stay], repeat_heads(value, heads)[:, stay]
+            out[:, stay] = full_attention(query[:, stay], own_key, own_value, call.view)
+        return out

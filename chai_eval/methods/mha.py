@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from transformers import PreTrainedModel
 
-from chai_eval.attention import take_over
+from chai_eval.attention import Takeover, take_over
 from chai_eval.attention.agreement import own_scores
-from chai_eval.methods.base import Method
+from chai_eval.methods.base import LayerFootprint, Method, plain_footprint
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class MHA(Method):
 
     name: ClassVar[str] = "mha"
 
-    def settings(self) -> dict[str, Any]:
-        return {}
+    def footprint(self, model: PreTrainedModel) -> list[LayerFootprint]:
+        return plain_footprint(model)
 
     @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, own_scores, only_rows=True):
-            yield
+    def applied(self, model: PreTrainedModel) -> Iterator[Takeover]:
+        with take_over(model, own_scores, only_rows=True) as handle:
+            yield handle

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from chai_eval.attention import Membership, Plan, probe_features, probe_probabilities
+from chai_eval.attention import Membership, Plan, ProbePlan, probe_features, probe_probabilities
 from chai_eval.attention.linkage import TIE
 from chai_eval.attention.membership import cosine_distance
 from chai_eval.errors import SettingError
@@ -56,19 +56,21 @@ class OutputAware(FixedMembership):
         return self.probe_tokens if self.adaptive else 1
 
     def settings(self) -> dict[str, Any]:
-        probe = {"probe_tokens": self.probe_tokens} if self.adaptive else {}
-        return {**super().settings(), "adaptive": self.adaptive, **probe}
+        found = super().settings()
+        if not self.adaptive:
+            del found["probe_tokens"]
+        return found
 
     def _plan(self, membership: Membership) -> Plan:
         if not self.adaptive:
             return super()._plan(membership)
         representatives = membership.representative[0]
 
-        def choose(query: Tensor, key: Tensor, scaling: float) -> Membership:
+        def cluster(query: Tensor, key: Tensor, scaling: float) -> Membership:
             features = probe_features(probe_probabilities(query, key, scaling))
             return nearest_representative(features, representatives.to(features.device))
 
-        return Plan(self.probe_tokens, choose)
+        return ProbePlan(clusters=len(representatives), probe_tokens=self.probe_tokens, cluster=cluster)
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         for head, by in enumerate(entries):

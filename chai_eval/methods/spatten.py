@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from chai_eval.attention import ForwardPass, Layer, Rows, full_attention, take_over
+from chai_eval.attention import AttentionCall, Hooks, Rows, Source, View, stored
 from chai_eval.attention.kernels.prefill import query_blocks
-from chai_eval.attention.masks import Window
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.methods.base import Method
 from chai_eval.methods.checks import fraction, from_zero
@@ -63,65 +60,61 @@ class SpAtten(Method):
         fraction("method.head_sparsity", self.head_sparsity)
         from_zero("method.spare_layers", self.spare_layers)
 
-    def settings(self) -> dict[str, Any]:
-        return {
-            "token_sparsity": float(self.token_sparsity),
-            "head_sparsity": float(self.head_sparsity),
-            "spare_layers": self.spare_layers,
-        }
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        return _Cascade(self)
 
-    @contextmanager
-    def applied(self, model: PreTrainedModel) -> Iterator[None]:
-        with take_over(model, self._attend, made_by=self.mark):
-            yield
 
-    def _attend(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
-        if layer.index < self.spare_layers:
-            return self._attend_and_note(layer, query, key, value, run)
-        rows, heads = run.rows, query.shape[1]
-        if self.token_sparsity == 0:
-            out = full_attention(query, key, value, rows, layer.scaling, layer.window)
-        else:
-            if KEYS not in run.carried:
-                run.carried[KEYS] = kept_keys(run.carried.get(RECEIVED), rows, key.shape[2], self.token_sparsity)
-            mask = run.carried[KEYS].to(query.device)[:, None]  # [rows, 1, length, keys]
-            if layer.window is not None:
-                mask = mask & seen_by(rows, key.shape[2], layer.window)[:, None]
-            own_key, own_value = repeat_heads(key, heads), repeat_heads(value, heads)
-            out = scaled_dot_product_attention(query, own_key, own_value, attn_mask=mask, scale=layer.scaling)
-        if self.head_sparsity == 0:
-            return out
-        if HEADS not in run.carried:
-            importance = run.carried.get(MAGNITUDE, out.new_zeros(rows.count, rows.length, heads))
-            run.carried[HEADS] = highest(importance, kept_count(heads, self.head_sparsity)).transpose(1, 2)
-        return out.masked_fill(~run.carried[HEADS].to(out.device)[..., None], 0)
+class _Cascade(Hooks):
+    """Importance is noted in the spared layers, and says in the others which keys and heads are used (`SpAtten`)."""
 
-    def _attend_and_note(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, run: ForwardPass) -> Tensor:
-        if self.token_sparsity == 0:
-            out = full_attention(query, key, value, run.rows, layer.scaling, layer.window)
-        else:
-            out, received = _attention_received(layer, query, key, value, run.rows)
-            _note(run, layer, RECEIVED, received)
-        if self.head_sparsity > 0:
-            _note(run, layer, MAGNITUDE, out.float().abs().sum(-1).transpose(1, 2))
+    def __init__(self, settings: SpAtten) -> None:
+        super().__init__()
+        self.token_sparsity, self.head_sparsity = settings.token_sparsity, settings.head_sparsity
+        self.spare_layers = settings.spare_layers
+
+    def keys(self, call: AttentionCall, source: Source) -> Tensor | None:
+        if call.index < self.spare_layers or self.token_sparsity == 0:
+            return None
+        carried = call.forward.carried
+        if KEYS not in carried:
+            carried[KEYS] = kept_keys(carried.get(RECEIVED), call.rows, self.token_sparsity)
+        return carried[KEYS].to(source.device)[:, None]  # [rows, 1, length, keys]
+
+    def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
+        if call.index >= self.spare_layers or self.token_sparsity == 0:
+            return None
+        key, value = stored(call.store, source.key(), source.value(), call.rows)
+        out, received = _attention_received(source.query(), key, value, call.view)
+        _note(call, RECEIVED, received)
         return out
 
+    def heads(self, call: AttentionCall, out: Tensor) -> Tensor:
+        if self.head_sparsity == 0:
+            return out
+        if call.index < self.spare_layers:
+            _note(call, MAGNITUDE, out.float().abs().sum(-1).transpose(1, 2))
+            return out
+        carried, rows, heads = call.forward.carried, call.rows, out.shape[1]
+        if HEADS not in carried:
+            importance = carried.get(MAGNITUDE, out.new_zeros(rows.count, rows.length, heads))
+            carried[HEADS] = highest(importance, kept_count(heads, self.head_sparsity)).transpose(1, 2)
+        return out.masked_fill(~carried[HEADS].to(out.device)[..., None], 0)
 
-def kept_keys(importance: Tensor | None, rows: Rows, keys: int, sparsity: float) -> Tensor:
+
+def kept_keys(importance: Tensor | None, rows: Rows, sparsity: float) -> Tensor:
     """The keys that each query keeps.
 
     Parameters
     ----------
     importance : Tensor [rows, length, keys] or None
         Of each key as each query sees it; None where nothing is known yet.
-    keys : int
-        Columns of keys.
 
     Returns
     -------
     Tensor [rows, length, keys], bool
     """
-    seen = seen_by(rows, keys)
+    seen = View(rows, 1.0).whole_mask()[:, 0]
+    keys = seen.shape[2]
     if importance is None:
         importance = seen.new_zeros(rows.count, rows.length, keys, dtype=torch.float32)
     seen = seen.to(importance.device)
@@ -132,24 +125,15 @@ def kept_keys(importance: Tensor | None, rows: Rows, keys: int, sparsity: float)
     return highest(ranked, kept_counts(position + 1, sparsity)) & seen
 
 
-def seen_by(rows: Rows, keys: int, window: Window | None = None) -> Tensor:
-    """What every query sees: `[rows or 1, length, keys]`, bool."""
-    seen = rows.visible(0, rows.length, window)
-    if seen is not None:
-        return seen[:, 0]
-    # Plain causality, or the newest token after a cache, which sees all there is.
-    return torch.ones(rows.length, keys, dtype=torch.bool, device=rows.lengths.device).tril(keys - rows.length)[None]
-
-
-def _attention_received(layer: Layer, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def _attention_received(query: Tensor, key: Tensor, value: Tensor, view: View) -> tuple[Tensor, Tensor]:
     """Attention, and what each query gave to each key over all heads: `[rows, length, keys]`, float32."""
     count, heads, length, _ = query.shape
     own_key, own_value = repeat_heads(key, heads), repeat_heads(value, heads)
-    seen = seen_by(rows, key.shape[2], layer.window)[:, None]
+    seen = view.whole_mask()
     out = value.new_empty(count, heads, length, value.shape[-1])
     received = torch.zeros(count, length, key.shape[2], device=query.device)
     for start, stop in query_blocks(length, count * heads * key.shape[2]):
-        scores = torch.matmul(query[:, :, start:stop], own_key.transpose(-1, -2)) * layer.scaling
+        scores = torch.matmul(query[:, :, start:stop], own_key.transpose(-1, -2)) * view.scaling
         scores = scores.masked_fill(~seen[:, :, start:stop], float("-inf"))
         probabilities = scores.softmax(-1, dtype=torch.float32)
         received[:, start:stop] = probabilities.sum(1)
@@ -157,20 +141,20 @@ def _attention_received(layer: Layer, query: Tensor, key: Tensor, value: Tensor,
     return out, received
 
 
-def _note(run: ForwardPass, layer: Layer, name: str, given: Tensor) -> None:
+def _note(call: AttentionCall, name: str, given: Tensor) -> None:
     """Add what queries gave in this layer (`[rows, length, n]`) to the importance that each of them sees.
 
     What earlier passes gave is remembered with the cache, as the last token of this pass saw it.
     """
-    rows = run.rows
-    seen = given.cumsum(1) if rows.branch is None else seen_by(rows, rows.length).to(given.dtype) @ given
-    before = run.remembered.get((layer.index, name))
+    rows, forward = call.rows, call.forward
+    seen = given.cumsum(1) if rows.branch is None else View(rows, 1.0).whole_mask()[:, 0].to(given.dtype) @ given
+    before = forward.remembered.get((call.index, name))
     earlier = seen.new_zeros(rows.count, given.shape[-1])
     if before is not None:
         earlier = pad(before, (0, given.shape[-1] - before.shape[-1]))
         seen = seen + earlier[:, None]
     last = seen[torch.arange(rows.count, device=seen.device), (rows.lengths - 1).clamp(min=0)]
     # Of a row without a token in this pass, what stands there is padding.
-    run.remembered[layer.index, name] = torch.where((rows.lengths > 0)[:, None], last, earlier)
-    carried = run.carried.get(name)
-    run.carried[name] = seen if carried is None else carried.to(seen.device) + seen
+    forward.remembered[call.index, name] = torch.where((rows.lengths > 0)[:, None], last, earlier)
+    carried = forward.carried.get(name)
+    forward.carried[name] = seen if carried is None else carried.to(seen.device) + seen

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from chai_eval.errors import SettingError
+from chai_eval.errors import SettingError, closest
 
 SEED = 0
 # Up to this many parameters random weights are drawn on the CPU, the same for every device.
@@ -55,9 +54,8 @@ def _is_converted(default: PretrainedConfig, name: str, value: Any) -> bool:
 
 def _no_field(config: PretrainedConfig, name: str) -> SettingError:
     fields = [each for each in config.to_dict() if not each.startswith("_")]
-    close = difflib.get_close_matches(name, fields, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return SettingError(f"model.config: a {config.model_type} model has no {name}{hint}; allowed: fields of its config")
+    said = f"model.config: a {config.model_type} model has no {name}{closest(name, fields)}"
+    return SettingError(f"{said}; allowed: fields of its config")
 
 
 def with_changes(config: PretrainedConfig, changes: Mapping[str, Any], layers: int | None) -> PretrainedConfig:

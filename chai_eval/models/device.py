@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from chai_eval.attention.kernels.products import multiplies
+from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.errors import SettingError
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from chai_eval.errors import RunError, SettingError
+from chai_eval.errors import RunError, SettingError, unknown
 from chai_eval.hub import MODEL_WITHOUT, hub
 from chai_eval.models.architectures import config_from_mapping, random_model, reason, with_changes
 from chai_eval.models.device import resolve_device, resolve_dtype
@@ -49,12 +48,8 @@ def model_settings(name: str, **changes: Any) -> ModelSettings:
     """
     folder, names = conf_dir() / "model", model_names()
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        raise SettingError(f"model: {name!r} is unknown{hint}; allowed: {', '.join(names)}")
-    values: dict[str, Any] = yaml.safe_load((folder / "base" / "model.yaml").read_text(encoding="utf-8"))
-    values |= yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
-    del values["defaults"]
+        raise unknown("model", name, names)
+    values: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
     return parse_model({**values, **changes})
 
 

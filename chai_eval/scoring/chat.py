@@ -7,9 +7,8 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from lm_eval.models.huggingface import HFLM
 
-from chai_eval.errors import SettingError
+from chai_eval.errors import SettingError, wrong
 from chai_eval.task_settings import PromptSettings
-from chai_eval.values import wrong
 
 
 class ChatTemplate:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.passes import logits_at
+from chai_eval.attention.logits import logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.methods.base import Method
 from chai_eval.methods.mha import MHA

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from chai_eval.attention.passes import CACHE_NAMES, keeping
+from chai_eval.attention.logits import keeping
+from chai_eval.attention.passes import CACHE_NAMES
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest, Tokens

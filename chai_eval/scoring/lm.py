@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from chai_eval.attention.passes import logits_at
+from chai_eval.attention.logits import logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.errors import RunError
 from chai_eval.methods.base import Method

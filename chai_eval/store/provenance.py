@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
     """Processor and what it can multiply, cores, memory in bytes, and the GPUs' names where there are any."""
     import torch
 
-    from chai_eval.attention.kernels.products import cpu_multiplies
+    from chai_eval.attention.kernels.decode import cpu_multiplies
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {

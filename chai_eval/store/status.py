@@ -43,7 +43,7 @@ def list_results(results_dir: Path) -> list[ResultStatus]:
 
 
 def list_measurements(results_dir: Path) -> list[MeasurementStatus]:
-    """Every measurement below `results_dir`, sorted by model and key. One that was interrupted left nothing."""
+    """Every measurement below `results_dir`, sorted by model and key; not one that was interrupted."""
     return [_measurement(path.parent) for path in sorted(results_dir.glob(f"*/measure/*/{RECORD}"))]
 
 

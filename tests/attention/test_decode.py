@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from chai_eval.attention import Rows, membership_from_labels, shared_attention
-from chai_eval.attention.kernels import products
+from chai_eval.attention import Rows, SharedHeads, View, membership_from_labels, shared_attention
+from chai_eval.attention.kernels import decode
 
 HEADS, HEAD_DIM = 6, 8
 # Clusters of uneven size, other ones in the second row.
@@ -18,9 +18,9 @@ LOWEST = torch.tensor([[0, 1, 0, 3, 1, 0], [0, 0, 2, 2, 4, 2]])
 @pytest.fixture(params=[True, False], ids=["as they are", "in pieces of float32"])
 def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Take either way, whatever this processor has; pieces so small that heads and keys are cut, and unevenly."""
-    monkeypatch.setattr(products, "cpu_multiplies", lambda dtype: request.param or dtype == torch.float32)
-    monkeypatch.setattr(products, "HEADS", 5)
-    monkeypatch.setattr(products, "PIECE", 5 * HEAD_DIM * 13)
+    monkeypatch.setattr(decode, "cpu_multiplies", lambda dtype: request.param or dtype == torch.float32)
+    monkeypatch.setattr(decode, "HEADS", 5)
+    monkeypatch.setattr(decode, "PIECE", 5 * HEAD_DIM * 13)
     return not request.param
 
 
@@ -45,16 +45,18 @@ def test_equals_plain_attention_in_every_precision(
         torch.full((2,), keys - queries), keys - queries, aligned=True
     )
     free = torch.zeros(2, kv_heads, room, HEAD_DIM, dtype=dtype)
-    kept_key = key[:, :3] if per_key == 2 else key[row, membership.representative]
+    read = membership.representative // per_key
+    shared = (
+        SharedHeads(membership, torch.arange(3).expand(2, 3), read) if per_key == 2 else SharedHeads.of(membership, 6)
+    )
+    kept_key = key[row, shared.key_heads]
     with torch.set_grad_enabled(grad):
         found = shared_attention(
             query[row, membership.representative],
             torch.cat((kept_key, free[:, :3]), 2),
             torch.cat((value, free), 2),
-            membership,
-            rows,
-            0.3,
-            slot=membership.representative // per_key if per_key == 2 else None,
+            shared,
+            View(rows, 0.3),
         )
     assert found.dtype == dtype
     seen = torch.arange(keys) <= torch.arange(keys - queries, keys)[:, None]
@@ -72,7 +74,7 @@ def test_equals_plain_attention_in_every_precision(
 def test_gradients_go_through_pieces(in_pieces: bool) -> None:
     key = torch.randn(3, 20, HEAD_DIM, dtype=torch.bfloat16, requires_grad=True)
     query = torch.randn(3, 1, HEAD_DIM, dtype=torch.bfloat16)
-    products.with_keys(query, key).sum().backward()
+    decode.with_keys(query, key).sum().backward()
     expected = query.expand(-1, 20, -1)
     torch.testing.assert_close(key.grad, expected)
 
@@ -85,9 +87,8 @@ def test_a_prompt_is_computed_in_float32_where_the_processor_has_no_low_precisio
         torch.randn(rows, heads, 40, HEAD_DIM, generator=generator).bfloat16() for heads in (3, 3, HEADS)
     )
     with torch.no_grad():
-        found = shared_attention(
-            query, key, value, membership, Rows.from_mask(None, rows, 40, torch.device("cpu")), 0.3
-        )
+        view = View(Rows.from_mask(None, rows, 40, torch.device("cpu")), 0.3)
+        found = shared_attention(query, key, value, SharedHeads.of(membership, HEADS), view)
     by = membership.cluster
     row = torch.arange(rows)[:, None]
     expected = scaled_dot_product_attention(

@@ -12,9 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from chai_eval.attention.clustered import FEW_QUERIES, full_attention, shared_attention
+from chai_eval.attention.layer import FEW_QUERIES, full_attention, shared_attention
 from chai_eval.attention.membership import membership_from_labels
-from chai_eval.attention.rows import Rows
+from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.sharing import SharedHeads
 
 HEADS, HEAD_DIM = 6, 16
 
@@ -57,7 +58,7 @@ def test_queries_after_a_cache_equal_pytorchs_grouped_attention(
     seen = torch.arange(width) <= at
     if window is not None:
         seen &= at - torch.arange(width) < window
-    found = full_attention(query, key, value, rows, 0.3, window)
+    found = full_attention(query, key, value, View(rows, 0.3, window))
     expected = scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None], scale=0.3, enable_gqa=True)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # float32, sums of at most 37 numbers of about 1
 
@@ -66,12 +67,13 @@ SLOT = torch.tensor([[1, 0, 1]])
 
 
 def every_head(query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
-    return full_attention(query, key, value, rows, 0.3)
+    return full_attention(query, key, value, View(rows, 0.3))
 
 
 def representatives(query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
     membership = membership_from_labels(torch.tensor([[0, 0, 2, 2, 2, 5]]), 3)
-    return shared_attention(query[:, [0, 2, 5]], key, value, membership, rows, 0.3, slot=SLOT, share_value=True)
+    shared = SharedHeads(membership, torch.arange(2)[None], SLOT, share_value=True)
+    return shared_attention(query[:, [0, 2, 5]], key, value, shared, View(rows, 0.3))
 
 
 @pytest.mark.parametrize("attend", [every_head, representatives])

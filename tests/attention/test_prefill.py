@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from chai_eval.attention import Rows, membership_from_labels, shared_attention
+from chai_eval.attention import Rows, SharedHeads, View, membership_from_labels, shared_attention
 from chai_eval.attention.kernels import prefill
 
 HEADS, HEAD_DIM = 6, 8
@@ -37,9 +37,8 @@ def test_equals_plain_attention_with_every_head_asking_as_its_representative(
     rows = Rows.from_mask(None, 1, length + first, query.device)
     kept = membership.representative[0]
     with torch.set_grad_enabled(grad):
-        found = shared_attention(
-            query[:, kept, first:], key[:, kept], value, membership, rows, 0.3, first=first, window=window
-        )
+        shared = SharedHeads.of(membership, HEADS)
+        found = shared_attention(query[:, kept, first:], key[:, kept], value, shared, View(rows, 0.3, window), first)
     place = torch.arange(length + first)
     behind = place[:, None] - place[None, :]
     seen = (behind >= 0) & (behind < (window or length + first))
@@ -52,28 +51,24 @@ def test_equals_plain_attention_with_every_head_asking_as_its_representative(
 
 
 def test_the_room_behind_the_keys_is_not_looked_at() -> None:
-    membership = membership_from_labels(torch.tensor([LOWEST]), 3)
-    rows = Rows.from_mask(None, 1, 30, torch.device("cpu"))
+    shared = SharedHeads.of(membership_from_labels(torch.tensor([LOWEST]), 3), HEADS)
+    view = View(Rows.from_mask(None, 1, 30, torch.device("cpu")), 0.3)
     query, key, value = (torch.randn(1, heads, 30, HEAD_DIM) for heads in (3, 3, HEADS))
     room = torch.full((1, HEADS, 10, HEAD_DIM), torch.nan)
     with torch.no_grad():
-        exact = shared_attention(query, key, value, membership, rows, 0.3)
-        found = shared_attention(
-            query, torch.cat((key, room[:, :3]), 2), torch.cat((value, room), 2), membership, rows, 0.3
-        )
+        exact = shared_attention(query, key, value, shared, view)
+        found = shared_attention(query, torch.cat((key, room[:, :3]), 2), torch.cat((value, room), 2), shared, view)
     assert torch.equal(found, exact)
 
 
 def test_low_precision_rounds_a_sum_once() -> None:
     generator = torch.Generator().manual_seed(0)
     membership = membership_from_labels(torch.tensor([LOWEST]), 3)
-    rows = Rows.from_mask(None, 1, 61, torch.device("cpu"))
+    view, two = (View(Rows.from_mask(None, rows, 61, torch.device("cpu")), 0.3) for rows in (1, 2))
     query, key, value = (torch.randn(1, n, 61, HEAD_DIM, generator=generator).bfloat16() for n in (3, 3, HEADS))
     with torch.no_grad():
-        alone = shared_attention(query, key, value, membership, rows, 0.3)
-    two = Rows.from_mask(None, 2, 61, torch.device("cpu"))
-    together = shared_attention(
-        *(each.expand(2, -1, -1, -1) for each in (query, key, value)), membership.expand(2), two, 0.3
-    )
+        alone = shared_attention(query, key, value, SharedHeads.of(membership, HEADS), view)
+    shared = SharedHeads.of(membership.expand(2), HEADS)
+    together = shared_attention(*(each.expand(2, -1, -1, -1) for each in (query, key, value)), shared, two)
     # Of a single rounding of the same sum to 8 bits, but for sums that lie at the edge of two.
     assert (alone[0] == together[0]).float().mean() > 0.99

@@ -8,14 +8,13 @@ import pandas as pd
 import pytest
 import torch
 
-from chai_eval.analyse import _work as work
-from chai_eval.analyse import analyse
+from chai_eval.analyse import analyse, main
 from chai_eval.attention.membership import membership_of
 from chai_eval.attention.probe import probe_features
 from chai_eval.calibration.analysis import correlation_and_error, follow_membership
-from chai_eval.calibration.command import composed
 from chai_eval.calibration.settings import parse_analysis
 from chai_eval.calibration.sums import ErrorCurves
+from chai_eval.cli.overrides import composed
 from chai_eval.errors import SettingError
 from tests.attention.tiny import HEADS, LAYERS, llama, looped, requests
 
@@ -71,7 +70,7 @@ def test_without_matplotlib_data_is_written_and_a_line_says_how_to_get_figures(
     folder = analyse(parse_analysis(composed("analyse", small_asked(tmp_path))), "command")
     assert len(list(folder.glob("*.parquet"))) == 4
     assert list(folder.glob("*.png")) == []
-    work(composed("analyse", small_asked(tmp_path)), ())
+    main(parse_analysis(composed("analyse", small_asked(tmp_path))), "command")
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "No figures, for want of matplotlib: pip install -c constraints.txt -e '.[figures]'"
     with pytest.raises(SettingError, match=r"^figures: true given.*; allowed: false, null, or pip install .*figures"):

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from chai_eval.calibrate import calibrate, held_for_calibration
 from chai_eval.calibration import collect as collect_module
 from chai_eval.calibration import progress
-from chai_eval.calibration.command import composed
 from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
+from chai_eval.cli.overrides import composed
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import preset_runs

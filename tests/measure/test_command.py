@@ -1,4 +1,4 @@
-"""`python -m chai_eval.measure`, and `measure=` within a run that scores: what is printed and what is recorded."""
+"""`chai-eval measure`, and `measure=` within a run that scores: what is printed and what is recorded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from chai_eval.cli import main as run_main
+from chai_eval.cli import main
 from chai_eval.measure.ceiling import Ceiling
-from chai_eval.measure.command import main
 from chai_eval.store import read_record, read_samples
 
 TINY = ("model=tiny_llama_random", "measure.lengths=[16]", "measure.new_tokens=3", "measure.repetitions=3")
@@ -36,7 +35,7 @@ def recorded(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 def test_a_measurement_is_printed_and_recorded_with_its_raw_samples(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*TINY, "measure=latency", "measure.batch_sizes=[1,2]"]) == 0
+    assert main(["measure", *TINY, "measure=latency", "measure.batch_sizes=[1,2]"]) == 0
     printed = capsys.readouterr().out
     record, samples = recorded(small)
     assert [each["name"] for each in record["contenders"]] == ["mha (sdpa)", "mha (eager)", "mha (rows)", "chai"]
@@ -47,7 +46,7 @@ def test_a_measurement_is_printed_and_recorded_with_its_raw_samples(
     assert "random weights" in printed
     assert len(samples) == 2 * 4 * 3 * 3
     own = samples[(samples.contender == "chai") & (samples.batch == 2) & (samples.phase == "prefill")]
-    assert run_main(["status"]) == 0
+    assert main(["status"]) == 0
     listed = capsys.readouterr().out
     assert "mha (sdpa), mha (eager), mha (rows), chai" in listed
     assert "| finished | latency, 2 grid points" in listed
@@ -56,16 +55,17 @@ def test_a_measurement_is_printed_and_recorded_with_its_raw_samples(
 
 
 def test_methods_are_measured_side_by_side(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "measure=latency", "measure.rivals=[sdpa]", "method=chai,v_reuse"]) == 0
+    assert main(["measure", *TINY, "measure=latency", "measure.rivals=[sdpa]", "method=chai,v_reuse"]) == 0
     record, samples = recorded(small)
     assert [each["name"] for each in record["contenders"]] == ["mha (sdpa)", "chai", "v_reuse"]
     assert samples.turn.max() == 2
-    assert main([*TINY, "measure=latency", "measure.rivals=[]", "method.probe_tokens=3,5", "results_dir=other"]) == 0
+    grid = [*TINY, "measure=latency", "measure.rivals=[]"]
+    assert main(["measure", *grid, "method.probe_tokens=3,5", "results_dir=other"]) == 0
     assert "| chai probe_tokens=3 " in capsys.readouterr().out
 
 
 def test_layers_that_were_left_out_are_said(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "measure=latency", "layers=2", "method.clusters=[8,3]"]) == 0
+    assert main(["measure", *TINY, "measure=latency", "layers=2", "method.clusters=[8,3]"]) == 0
     assert "2 of its 4 layers only" in capsys.readouterr().out
     assert recorded(small)[0]["model"]["layers"] == 2
 
@@ -97,7 +97,7 @@ def test_layers_that_were_left_out_are_said(small: Path, capsys: pytest.CaptureF
 def test_a_mistake_is_one_line_and_nothing_is_written(
     small: Path, capsys: pytest.CaptureFixture[str], argument: str, line: str
 ) -> None:
-    assert main([*TINY, argument]) == 2
+    assert main(["measure", *TINY, argument]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert line in err
@@ -122,7 +122,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_scores_prints_and_records_what_it_measured_as_well(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_main([*TINY, "task=piqa", "measure=latency"]) == 0
+    assert main([*TINY, "task=piqa", "measure=latency"]) == 0
     printed = capsys.readouterr().out
     assert printed.index("acc_norm") < printed.index("TTFT ms") < printed.index("TPOT ms")
     assert recorded(small)[0]["kind"] == "measure"
@@ -130,7 +130,7 @@ def test_a_run_that_scores_prints_and_records_what_it_measured_as_well(
 
 @pytest.mark.usefixtures("scoring")
 def test_a_run_measures_nothing_unless_told_to(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(["model=tiny_llama_random", "task=piqa"]) == 0
+    assert main(["model=tiny_llama_random", "task=piqa"]) == 0
     assert "TTFT" not in capsys.readouterr().out
     assert not list(small.glob("results/*/measure"))
 
@@ -139,7 +139,7 @@ def test_a_run_measures_nothing_unless_told_to(small: Path, capsys: pytest.Captu
 def test_a_grid_that_does_not_fit_the_model_is_said_before_anything_is_scored(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_main([*TINY, "task=piqa", "measure=full", "measure.lengths=[2047]"]) == 2
+    assert main([*TINY, "task=piqa", "measure=full", "measure.lengths=[2047]"]) == 2
     assert "measure.lengths: 2047 given" in capsys.readouterr().err
     assert list(small.iterdir()) == []
 
@@ -152,14 +152,14 @@ def test_a_measurement_that_fails_does_not_take_the_scores_with_it(
         raise OSError("no clock")
 
     monkeypatch.setattr("chai_eval.run.measured", fail)
-    assert run_main([*TINY, "task=piqa", "measure=latency"]) == 1
+    assert main([*TINY, "task=piqa", "measure=latency"]) == 1
     out, err = capsys.readouterr()
     assert "acc_norm" in out
     assert "measure: OSError: no clock" in err
 
 
 def test_what_is_recorded_is_plain_json(small: Path) -> None:
-    assert main([*TINY, "measure=memory", "measure.rivals=[]", "measure.new_tokens=1"]) == 0
+    assert main(["measure", *TINY, "measure=memory", "measure.rivals=[]", "measure.new_tokens=1"]) == 0
     (path,) = small.glob("results/tiny_llama_random/measure/*/record.json")
     (point,) = json.loads(path.read_text())["points"]
     memory = point["results"]["chai"]["memory"]

@@ -12,8 +12,9 @@ from chai_eval.errors import SettingError
 from chai_eval.measure import latency
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.contenders import Contender, contender
+from chai_eval.measure.figures import Measured
 from chai_eval.measure.generation import Generation, prompt, timed
-from chai_eval.measure.grid import Measured, measure
+from chai_eval.measure.grid import measure
 from chai_eval.measure.room import OutOfMemory
 from chai_eval.measure.settings import MeasureSettings, Point
 from chai_eval.methods import build_method
@@ -25,13 +26,19 @@ CEILING = Ceiling(1e9, 2e9, 1e10)
 CHAI = {"clusters": [[8, 1], [3, 2]]}
 
 
+@pytest.fixture(autouse=True)
+def known_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ceiling that is known without minutes of copying."""
+    monkeypatch.setattr("chai_eval.measure.grid.measure_ceiling", lambda *_, **__: CEILING)
+
+
 def chai() -> Contender:
-    return contender(build_method("chai", **CHAI), CHAI)
+    return contender(build_method("chai", **CHAI))
 
 
 def measured(model: PreTrainedModel, *methods: Contender, **changes: Any) -> Measured:
     settings = {"kind": "latency", "lengths": (12,), "new_tokens": (4,), "repetitions": 3, "rivals": ("sdpa", "rows")}
-    return measure(model, methods, MeasureSettings(**(settings | changes)), clock=TickingClock(), ceiling=CEILING)
+    return measure(model, methods, MeasureSettings(**(settings | changes)), clock=TickingClock())
 
 
 def test_a_generation_is_timed_token_by_token() -> None:
@@ -47,9 +54,9 @@ def test_the_tokens_that_are_timed_are_those_that_generate_gives(build: Any) -> 
     tokens = prompt(model, Point(12, 2, 6), 0)
     with torch.inference_mode(), chai().applied(model):
         run = Generation(model, tokens)
-        run.prefill()
+        run.forward()
         for _ in range(5):
-            run.step()
+            run.forward()
         whole = model.generate(
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=6, do_sample=False, eos_token_id=None
         )
@@ -61,10 +68,10 @@ def test_every_sample_is_kept_but_those_of_the_warm_up() -> None:
     names = ["mha (sdpa)", "mha (rows)", "chai"]
     assert len(found.samples) == 3 * 3 * 4
     for name in names:
-        own = [sample for sample in found.samples if sample["contender"] == name]
-        assert [sample["phase"] for sample in own] == 3 * ["prefill", "decode", "decode", "decode"]
-        assert sorted({sample["repetition"] for sample in own}) == [0, 1, 2]
-        assert sorted({sample["turn"] for sample in own}) == [0, 1, 2]
+        own = [sample for sample in found.samples if sample.contender == name]
+        assert [sample.phase for sample in own] == 3 * ["prefill", "decode", "decode", "decode"]
+        assert sorted({sample.repetition for sample in own}) == [0, 1, 2]
+        assert sorted({sample.turn for sample in own}) == [0, 1, 2]
     assert [each["name"] for each in found.record["contenders"]] == names
 
 
@@ -128,7 +135,7 @@ def test_a_contender_that_runs_out_of_memory_is_recorded_and_the_rest_goes_on(nt
     assert first["greedy"]["out_of_memory"]["free_bytes"] > 0
     assert first["greedy"]["out_of_memory"]["foreseen"] is False
     assert "ttft" not in first["greedy"]
-    assert not [s for s in found.samples if s["contender"] == "greedy" and s["length"] == 8]
+    assert not [s for s in found.samples if s.contender == "greedy" and s.length == 8]
     assert "ttft" in first["chai"]
     assert "ttft" in second["greedy"]
 
@@ -149,7 +156,7 @@ def test_a_point_that_would_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch
         assert trouble.asked_bytes is not None
         assert trouble.asked_bytes > 100_000
         assert trouble.free_bytes == 100_000
-    assert {sample["length"] for sample in found.samples} == {4}
+    assert {sample.length for sample in found.samples} == {4}
 
 
 def test_a_sequence_beyond_the_models_positions_is_refused() -> None:

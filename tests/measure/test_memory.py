@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from chai_eval.measure.contenders import Contender, contender, described, rebuilt
+from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.fresh import fresh_memory
-from chai_eval.measure.memory import measure_memory, weight_bytes
+from chai_eval.measure.memory import CacheSize, Memory, measure_memory, weight_bytes
 from chai_eval.measure.room import OutOfMemory, free_bytes, guarded, is_out_of_memory
 from chai_eval.measure.settings import Point
 from chai_eval.methods import build_method
@@ -29,8 +30,8 @@ def chai(**changes: Any) -> Contender:
     return contender(build_method("chai", **(CHAI | changes)))
 
 
-def prefill_cache(model: PreTrainedModel, each: Contender, point: Point) -> dict[str, Any]:
-    return measure_memory(model, each, point, 0, None)["prefill"]["cache"]
+def prefill_cache(model: PreTrainedModel, each: Contender, point: Point) -> CacheSize:
+    return measure_memory(model, each, point, 0, None).prefill.cache
 
 
 @pytest.mark.parametrize("name", ["llama", "opt", "neox"])
@@ -39,22 +40,22 @@ def test_the_cache_after_the_probe_is_within_one_per_cent_of_the_formula(name: s
     length = 100
     found = prefill_cache(MODELS[name](), chai(), Point(length, batch, 1))
     expected = sum(length * (HEADS + clusters) * HEAD_DIM * 4 * batch for clusters in (8, 3, 3))
-    assert found["kind"] == "clustered"
-    assert found["formula_bytes"] == found["logical_bytes"] == expected
-    assert abs(found["allocated_bytes"] / expected - 1) < 0.01
-    assert found["full_bytes"] == 2 * LAYERS * length * HEADS * HEAD_DIM * 4 * batch
+    assert found.kind == "clustered"
+    assert found.formula_bytes == found.logical_bytes == expected
+    assert abs(found.allocated_bytes / expected - 1) < 0.01
+    assert found.full_bytes == 2 * LAYERS * length * HEADS * HEAD_DIM * 4 * batch
 
 
 def test_under_grouped_query_attention_distinct_key_heads_are_kept() -> None:
     found = prefill_cache(MODELS["llama_gqa"](), chai(clusters=[[8, 1], [1, 2]]), Point(100, 1, 1))
-    assert found["formula_bytes"] == 100 * HEAD_DIM * 4 * ((2 + 2) + 2 * (2 + 1))
-    assert found["allocated_bytes"] == found["formula_bytes"]
+    assert found.formula_bytes == 100 * HEAD_DIM * 4 * ((2 + 2) + 2 * (2 + 1))
+    assert found.allocated_bytes == found.formula_bytes
 
 
 def test_members_that_share_values_keep_as_few_of_them() -> None:
     method = contender(build_method("v_reuse", **CHAI))
     found = prefill_cache(llama(), method, Point(100, 1, 1))
-    assert found["formula_bytes"] == found["allocated_bytes"] == 100 * HEAD_DIM * 4 * (16 + 6 + 6)
+    assert found.formula_bytes == found.allocated_bytes == 100 * HEAD_DIM * 4 * (16 + 6 + 6)
 
 
 @pytest.mark.parametrize("preset", ["llama7b", "llama33b"])
@@ -73,7 +74,7 @@ def test_published_counts_save_what_the_paper_says_over_the_whole_model(preset: 
     )
     model = LlamaForCausalLM(config).eval()
     found = prefill_cache(model, chai(clusters=preset_runs(preset)), Point(40, 1, 1))
-    saved = 1 - found["allocated_bytes"] / found["full_bytes"]
+    saved = 1 - found.allocated_bytes / found.full_bytes
     assert saved == pytest.approx(published["kv_saving"], abs=0.01 * (1 - published["kv_saving"]))
 
 
@@ -87,16 +88,18 @@ def test_published_counts_save_what_the_paper_says_over_the_whole_model(preset: 
 )
 def test_what_has_no_smaller_cache_is_measured_on_the_full_one_and_says_so(each: Contender) -> None:
     found = measure_memory(llama(), each, Point(30, 2, 3), 0, None)
-    assert found["prefill"]["cache"]["kind"] == "full cache"
-    assert found["prefill"]["cache"]["formula_bytes"] == 2 * LAYERS * 60 * HEADS * HEAD_DIM * 4
-    assert found["decode"]["cache"]["formula_bytes"] == 2 * LAYERS * 64 * HEADS * HEAD_DIM * 4
-    assert found["decode"]["cache"]["allocated_bytes"] >= found["decode"]["cache"]["formula_bytes"]
+    assert found.decode is not None
+    assert found.prefill.cache.kind == "full cache"
+    assert found.prefill.cache.formula_bytes == 2 * LAYERS * 60 * HEADS * HEAD_DIM * 4
+    assert found.decode.cache.formula_bytes == 2 * LAYERS * 64 * HEADS * HEAD_DIM * 4
+    assert found.decode.cache.allocated_bytes >= found.decode.cache.formula_bytes
 
 
 def test_the_path_that_ran_is_recorded() -> None:
     found = measure_memory(llama(), chai(prefill="two_step"), Point(30, 1, 3), 0, None)
-    assert found["paths"] == {"two_step": 2, "decode": 4}  # two clustered layers; one prefill, two steps
-    assert found["decode"]["cache"]["projection_bytes"] > 0
+    assert found.decode is not None
+    assert found.paths == {"two_step": 2, "decode": 4}  # two clustered layers; one prefill, two steps
+    assert found.decode.cache.projection_bytes > 0
 
 
 def test_weights_are_counted_once_where_they_are_tied() -> None:
@@ -112,17 +115,17 @@ def test_a_fresh_process_holds_the_cache_that_the_formula_predicts() -> None:
     model = model_settings("tiny_llama_random", config={"hidden_size": 512}, clusters=None)
     point = Point(1900, 1, 4)
     counts = {"clusters": [[1, 4]]}
-    clustered = fresh_memory(model, contender(build_method("chai", **counts), counts), point, 0)
+    clustered = fresh_memory(model, contender(build_method("chai", **counts)), point, 0)
     full = fresh_memory(model, Contender("mha (sdpa)", "sdpa"), point, 0)
-    assert isinstance(clustered, dict)
-    assert isinstance(full, dict)
-    formula = {name: each["prefill"]["cache"]["formula_bytes"] for name, each in (("c", clustered), ("f", full))}
+    assert isinstance(clustered, Memory)
+    assert isinstance(full, Memory)
+    formula = {name: each.prefill.cache.formula_bytes for name, each in (("c", clustered), ("f", full))}
     assert formula == {"c": 4 * 1900 * 9 * 64 * 4, "f": 4 * 1900 * 16 * 64 * 4}
-    held = {name: each["prefill"]["settled_above_before_bytes"] for name, each in (("c", clustered), ("f", full))}
+    held = {name: each.prefill.settled_above_before_bytes for name, each in (("c", clustered), ("f", full))}
     assert held["f"] - held["c"] == pytest.approx(formula["f"] - formula["c"], abs=1.6 * 2**20)
     for each in (clustered, full):
-        assert each["before_bytes"] > 0
-        assert each["prefill"]["peak_bytes"] >= each["prefill"]["settled_bytes"] - 2**16
+        assert each.before_bytes > 0
+        assert each.prefill.peak_bytes >= each.prefill.settled_bytes - 2**16
 
 
 @pytest.mark.slow
@@ -134,9 +137,9 @@ def test_a_process_that_runs_out_of_memory_says_so() -> None:
 
 
 def test_a_contender_is_the_same_in_another_process() -> None:
-    options = {"clusters": [[8, 1], [3, 2]], "probe_tokens": 3}
-    for each in (Contender("mha (eager)", "eager"), contender(build_method("chai", **options), options, "chai 2")):
-        assert rebuilt(json.loads(json.dumps(described(each)))) == each
+    method = build_method("chai", clusters=[[8, 1], [3, 2]], probe_tokens=3)
+    for each in (Contender("mha (eager)", "eager"), contender(method, "chai 2")):
+        assert pickle.loads(pickle.dumps(each)) == each
 
 
 def test_words_of_every_allocator_are_known() -> None:

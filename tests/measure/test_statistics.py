@@ -1,4 +1,4 @@
-"""Quantiles, ratios with their intervals, and whose turn it is."""
+"""Quantiles, and ratios with their intervals."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from chai_eval.measure.statistics import quantiles, ratio
-from chai_eval.measure.turns import turns
+from chai_eval.measure.statistics import Quantiles, quantiles, ratio
 
 
 def test_quantiles_are_those_of_the_sorted_times() -> None:
     found = quantiles([float(value) for value in range(100, -1, -1)])
-    assert found == {"median": 50.0, "p10": 10.0, "p50": 50.0, "p90": 90.0, "p99": 99.0, "n": 101}
+    assert found == Quantiles(median=50.0, p10=10.0, p50=50.0, p90=90.0, p99=99.0, n=101)
 
 
 def test_a_ratio_is_above_one_for_what_is_faster() -> None:
@@ -56,14 +55,3 @@ def test_too_few_repetitions_have_a_ratio_but_no_interval() -> None:
 def test_times_of_other_repetitions_are_refused() -> None:
     with pytest.raises(ValueError, match="same repetitions"):
         ratio([1.0, 2.0], [1.0])
-
-
-def test_each_contender_has_each_place_equally_often() -> None:
-    assert [turns("ABC", repetition) for repetition in range(4)] == [
-        ["A", "B", "C"],
-        ["C", "A", "B"],
-        ["B", "C", "A"],
-        ["A", "B", "C"],
-    ]
-    assert turns("ABC", -1) == ["B", "C", "A"]
-    assert turns("", 3) == []

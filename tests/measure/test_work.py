@@ -8,18 +8,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from chai_eval.measure.ceiling import Ceiling, measure_ceiling
-from chai_eval.measure.contenders import Contender, LayerHeads, contender
+from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.generation import Generation, prompt
 from chai_eval.measure.settings import Point
 from chai_eval.measure.work import Pass, Work, attention_work, pass_work, total
 from chai_eval.methods import build_method
+from chai_eval.methods.base import LayerFootprint
 
 from ..attention.tiny import HEADS, LAYERS, MODELS, llama, opt
 from .fakes import TickingClock
 
 MHA = Contender("mha (sdpa)", "sdpa")
 HEAD_DIM = 8
-WHOLE = LayerHeads(HEADS, HEADS, HEADS)
+WHOLE = LayerFootprint(HEADS, HEADS, HEADS, HEADS)
 
 
 def counted(model: PreTrainedModel, each: Contender, point: Point) -> tuple[int, int]:
@@ -27,9 +28,9 @@ def counted(model: PreTrainedModel, each: Contender, point: Point) -> tuple[int,
     with torch.inference_mode(), each.applied(model):
         run = Generation(model, prompt(model, point, 0))
         with FlopCounterMode(display=False) as prefill:
-            run.prefill()
+            run.forward()
         with FlopCounterMode(display=False) as step:
-            run.step()
+            run.forward()
     return prefill.get_total_flops(), step.get_total_flops()
 
 
@@ -38,7 +39,7 @@ def counted(model: PreTrainedModel, each: Contender, point: Point) -> tuple[int,
 def test_operations_of_plain_attention_are_those_that_are_computed(name: str, batch: int) -> None:
     model, eager = MODELS[name](), Contender("mha (eager)", "eager")
     prefill, step = counted(model, eager, Point(20, batch, 2))
-    heads = eager.heads(model)
+    heads = eager.footprint(model)
     assert total(pass_work(model, heads, Pass(batch, 20, causal=False))).flops == prefill
     assert total(pass_work(model, heads, Pass(batch, 1, past=20))).flops == step
 
@@ -49,7 +50,7 @@ def test_operations_of_a_clustered_step_are_those_that_are_computed(build: objec
     # Every layer is clustered: PyTorch does not count the fused attention of the others.
     model, each = build(), contender(build_method("chai", clusters=[[3, LAYERS]]))
     _, step = counted(model, each, Point(20, 1, 2))
-    assert total(pass_work(model, each.heads(model), Pass(1, 1, past=20))).flops == step
+    assert total(pass_work(model, each.footprint(model), Pass(1, 1, past=20))).flops == step
 
 
 def test_operations_of_a_clustered_prefill_are_those_that_are_computed() -> None:
@@ -57,23 +58,23 @@ def test_operations_of_a_clustered_prefill_are_those_that_are_computed() -> None
     membership = [[0, 0, 2, 2, 2, 5, 5, 5]] * LAYERS
     model, each = llama(), contender(build_method("chai_static", membership=membership, prefill="two_step"))
     prefill, _ = counted(model, each, Point(40, 1, 2))
-    assert total(pass_work(model, each.heads(model), Pass(1, 40, causal=False))).flops == prefill
+    assert total(pass_work(model, each.footprint(model), Pass(1, 40, causal=False))).flops == prefill
 
 
 @pytest.mark.parametrize(("queries", "past", "probe"), [(7, 0, 0), (7, 0, 3), (1, 12, 0), (4, 5, 0), (3, 0, 3)])
 def test_products_are_those_of_pairs_that_a_query_sees(queries: int, past: int, probe: int) -> None:
-    kept = LayerHeads(3, 3, HEADS)
+    layer = LayerFootprint(3, HEADS, 3, HEADS, probe)
     products = 0
     for query in range(queries):
         for _ in range(past + query + 1):
-            scores = HEADS if query < probe else kept.scores
+            scores = HEADS if query < probe else 3
             products += 2 * HEAD_DIM * (scores + HEADS)
-    found = attention_work(kept, WHOLE, HEAD_DIM, 4, Pass(1, queries, past=past, probe=probe))
+    found = attention_work(layer, WHOLE, HEAD_DIM, 4, Pass(1, queries, past=past))
     assert found.flops == products
 
 
 def test_bytes_of_a_step_are_the_cache_read_and_the_new_token_written() -> None:
-    kept = LayerHeads(3, 3, HEADS)
+    kept = LayerFootprint(3, HEADS, 3, HEADS)
     found = attention_work(kept, WHOLE, HEAD_DIM, 2, Pass(5, 1, past=100))
     assert found.bytes == 5 * (101 + 1) * (3 + HEADS) * HEAD_DIM * 2
     every = attention_work(WHOLE, WHOLE, HEAD_DIM, 2, Pass(5, 1, past=100))
@@ -83,16 +84,16 @@ def test_bytes_of_a_step_are_the_cache_read_and_the_new_token_written() -> None:
 def test_weights_are_read_once_a_pass_and_narrowly_where_no_probe_needs_the_rest() -> None:
     model, each = llama(), contender(build_method("chai", clusters=[[4, LAYERS]]))
     weight = model.model.layers[0].self_attn.q_proj.weight.numel() * 4
-    step = pass_work(model, each.heads(model), Pass(8, 1, past=10))["projections"]
-    prefill = pass_work(model, each.heads(model), Pass(8, 10, probe=5))["projections"]
+    step = pass_work(model, each.footprint(model), Pass(8, 1, past=10))["projections"]
+    prefill = pass_work(model, each.footprint(model), Pass(8, 10))["projections"]
     assert step.bytes == LAYERS * weight * (0.5 + 0.5 + 1)
     assert prefill.bytes == LAYERS * weight * 3
 
 
 def test_shared_values_leave_as_many_outputs_as_clusters() -> None:
     model, each = llama(), contender(build_method("v_reuse", clusters=[[4, LAYERS]]))
-    assert each.heads(model) == [LayerHeads(4, 4, 4)] * LAYERS
-    mha, shared = (pass_work(model, one.heads(model), Pass(1, 1, past=31)) for one in (MHA, each))
+    assert each.footprint(model) == [LayerFootprint(4, 4, 4, 4, 5)] * LAYERS
+    mha, shared = (pass_work(model, one.footprint(model), Pass(1, 1, past=31)) for one in (MHA, each))
     assert shared["attention"].flops == mha["attention"].flops / 2
     assert shared["projections"].flops == mha["projections"].flops / 2
 

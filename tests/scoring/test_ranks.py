@@ -20,14 +20,12 @@ from chai_eval.methods import build_method
 from chai_eval.scoring.lm import InMemory, PackedLM
 from chai_eval.scoring.ranks import OtherRankError, Ranks, ranks_of
 from tests.attention.tiny import MODELS
+from tests.kill_and_resume import arguments, results, write_documents
 from tests.scoring.test_lm import packed, questions
 from tests.scoring.tiny_text import tokenizer
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-sys.path.insert(0, str(ROOT / "tests"))
-from kill_and_resume import arguments, results, write_documents  # noqa: E402
 
 
 class Threads(Ranks):

@@ -14,9 +14,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from chai_eval.calibration.command import composed
 from chai_eval.calibration.settings import parse_analysis, parse_calibration
 from chai_eval.cli import main
+from chai_eval.cli.overrides import composed
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
@@ -122,11 +122,9 @@ def test_so_it_is_in_texts_that_methods_are_compared_on() -> None:
 def test_a_measurement_needs_no_tokens_of_a_tokenizer(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from chai_eval.measure.command import main as measure
-
     grid = ["measure=latency", "measure.lengths=[8]", "measure.batch_sizes=[1]", "measure.new_tokens=2"]
     few = ["measure.repetitions=1", "measure.warmup=0", "method=mha", f"results_dir={tmp_path}/results"]
-    assert measure([f"path={small}", *grid, *few]) == 0
+    assert main(["measure", f"path={small}", *grid, *few]) == 0
     assert "results " in capsys.readouterr().out
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chai_eval.attention.kernels.products import multiplies
-from chai_eval.attention.masks import Window
+from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import Membership
-from chai_eval.attention.rows import Rows
+from chai_eval.attention.rows import View
 
 # Queries taken at a time: a block looks only at keys up to its last query, so smaller blocks leave more of what is
 # masked uncomputed, and larger ones make wider products.
@@ -52,23 +51,14 @@ def by_size(membership: Membership) -> list[SameSize]:
     return groups
 
 
-def attend(
-    kept_query: Tensor,
-    kept_key: Tensor,
-    value: Tensor,
-    membership: Membership,
-    rows: Rows,
-    scaling: float,
-    first: int,
-    window: Window | None,
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, membership: Membership, view: View, first: int) -> Tensor:
     """Output of every head for queries in columns `first` and after.
 
     Parameters
     ----------
-    kept_query : Tensor [rows, clusters, queries, head_dim]
+    query : Tensor [rows, clusters, queries, head_dim]
         Of the representatives, from column `first` on.
-    kept_key : Tensor [rows, clusters, keys, head_dim]
+    key : Tensor [rows, clusters, keys, head_dim]
     value : Tensor [rows, kv_heads, keys, head_dim]
 
     Returns
@@ -76,19 +66,18 @@ def attend(
     Tensor [rows, heads, queries, head_dim]
     """
     if not multiplies(value.dtype, value.device):
-        query, key, exact = kept_query.float(), kept_key.float(), value.float()
-        return attend(query, key, exact, membership, rows, scaling, first, window).to(value.dtype)
+        return attend(query.float(), key.float(), value.float(), membership, view, first).to(value.dtype)
     if may_write_in_place(value):
-        return _attend_one_row(kept_query, kept_key, value, membership, rows, scaling, first, window)
-    count, queries = kept_query.shape[0], kept_query.shape[2]
+        return _attend_one_row(query, key, value, membership, view, first)
+    count, queries, rows = query.shape[0], query.shape[2], view.rows
     heads = membership.cluster.shape[1]
-    query = kept_query * scaling
+    query = query * view.scaling
     out = value.new_empty(count, heads, queries, value.shape[-1])
     values = [_side_by_side(value, group, heads // value.shape[1]) for group in by_size(membership)]
-    for start, stop in query_blocks(queries, count * membership.clusters * kept_key.shape[2]):
+    for start, stop in query_blocks(queries, count * membership.clusters * key.shape[2]):
         keys = rows.key_columns(first + stop)
-        scores = query[:, :, start:stop] @ kept_key[:, :, :keys].transpose(-1, -2)
-        _hide(scores, rows, first + start, window)
+        scores = query[:, :, start:stop] @ key[:, :, :keys].transpose(-1, -2)
+        _hide(scores, view, first + start)
         probabilities = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         block = out[:, :, start:stop]
         for group, beside in values:
@@ -101,26 +90,20 @@ def attend(
 
 
 def _attend_one_row(
-    kept_query: Tensor,
-    kept_key: Tensor,
-    value: Tensor,
-    membership: Membership,
-    rows: Rows,
-    scaling: float,
-    first: int,
-    window: Window | None,
+    query: Tensor, key: Tensor, value: Tensor, membership: Membership, view: View, first: int
 ) -> Tensor:
     """The same for a single request, cluster by cluster, in memory that all clusters use.
 
     It stays in the processor's caches; and what is freed the allocator may give back to the system, to be paid for
     again in the next call.
     """
-    queries, head_dim, keys = kept_query.shape[2], value.shape[-1], rows.key_columns(first + kept_query.shape[2])
+    queries, head_dim, rows = query.shape[2], value.shape[-1], view.rows
+    keys = rows.key_columns(first + queries)
     cluster = membership.cluster[0].tolist()
     members = [[head for head, of in enumerate(cluster) if of == number] for number in range(membership.clusters)]
     most, heads_per_value = max(map(len, members)), len(cluster) // value.shape[1]
     blocks = list(query_blocks(queries, keys))
-    query, block = kept_query[0] * scaling, blocks[0][1] * keys
+    of_cluster, block = query[0] * view.scaling, blocks[0][1] * keys
     score_room, value_room, joint_room = (
         value.new_empty(size) for size in (block, keys * most * head_dim, queries * most * head_dim)
     )
@@ -134,8 +117,8 @@ def _attend_one_row(
             seen = rows.key_columns(first + stop)
             shape = (stop - start, seen)
             scores = score_room[: math.prod(shape)].view(shape)
-            torch.mm(query[number, start:stop], kept_key[0, number, :seen].T, out=scores)
-            _hide(scores[None, None], rows, first + start, window)
+            torch.mm(of_cluster[number, start:stop], key[0, number, :seen].T, out=scores)
+            _hide(scores[None, None], view, first + start)
             shared = torch.softmax(
                 scores, -1, dtype=torch.float32, out=probability_room[: scores.numel()].view(shape)
             ).to(value.dtype)
@@ -145,7 +128,7 @@ def _attend_one_row(
     return out.transpose(0, 1)[None]
 
 
-def _hide(scores: Tensor, rows: Rows, first: int, window: Window | None) -> None:
+def _hide(scores: Tensor, view: View, first: int) -> None:
     """Make scores minus infinity where queries in columns `first` and after may not look.
 
     Parameters
@@ -153,10 +136,10 @@ def _hide(scores: Tensor, rows: Rows, first: int, window: Window | None) -> None
     scores : Tensor [rows, n, queries, keys up to the last that these queries may look at]
     """
     queries = scores.shape[2]
-    if rows.plain(window):  # only the keys that stand among the queries can lie ahead of one
-        scores[..., first:].masked_fill_(rows.ahead(queries, scores.device), float("-inf"))
+    if view.causal:  # only the keys that stand among the queries can lie ahead of one
+        scores[..., first:].masked_fill_(view.future(queries), float("-inf"))
     else:
-        seen = rows.visible(first, first + queries, window)
+        seen = view.mask(first, first + queries)
         assert seen is not None
         scores.masked_fill_(~seen, float("-inf"))
 

@@ -1,0 +1,194 @@
+"""What a method changes in attention, and how that is put into a model: one way for all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from chai_eval.attention.inject import attention_layers, take_over
+from chai_eval.attention.layer import attend
+from chai_eval.attention.masks import window_given
+from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
+from chai_eval.attention.sharing import Plan
+from chai_eval.attention.sources import Computed, ModuleKind, Projected, Source, module_kind
+
+Prefill = Literal["auto", "two_step", "one_pass"]
+
+# Fewest tokens of a single request for which a second, narrow step costs less than it saves.
+LEAST_TOKENS = 64
+
+
+class Hooks:
+    """What a method changes in attention. Each hook changes nothing unless a subclass says otherwise.
+
+    In a layer they come in this order: `states`, `keys`, then attention (with shared scores, or the method's own),
+    `heads`.
+
+    Parameters
+    ----------
+    plans : mapping of int to Plan
+        Layers in which heads share scores, by number.
+    prefill : "auto", "two_step" or "one_pass"
+        Whether the tokens after the probe are projected for representatives only, in a second step; "auto" does so
+        where it pays. Results are the same up to rounding.
+    """
+
+    def __init__(self, plans: Mapping[int, Plan] | None = None, prefill: Prefill = "auto") -> None:
+        self.plans = plans or {}
+        self.prefill = prefill
+
+    def installed(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        """Whatever else the method needs in the model's modules."""
+        return nullcontext()
+
+    def states(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Other queries, keys and values, before anything is scored or cached.
+
+        Parameters
+        ----------
+        query : Tensor [rows, heads, length, head_dim]
+        key, value : Tensor [rows, kv_heads, length, head_dim]
+            Other key and value heads may be given back, as many as divide the query heads.
+        """
+        return query, key, value
+
+    def keys(self, call: AttentionCall, source: Source) -> Tensor | None:
+        """The keys that each query may read: `[rows or 1, heads or 1, length, key columns]`, bool; None for all.
+
+        What causality and windows hide stays hidden. Where heads share scores it is the same for all heads.
+        """
+        return None
+
+    def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
+        """Attention of the method's own, `[rows, heads, length, head_dim]`; None for softmax attention as it is."""
+        return None
+
+    def heads(self, call: AttentionCall, out: Tensor) -> Tensor:
+        """Other outputs of heads, `[rows, heads, length, head_dim]`, before the output projection."""
+        return out
+
+    def attend(self, call: AttentionCall, source: Source) -> Tensor:
+        """Attention of one layer under all hooks but `states`."""
+        out = self.attention(call, source)
+        if out is None:
+            chosen = self.keys(call, source)
+            view = call.view if chosen is None else replace(call.view, chosen=chosen, _masks={})
+            out = attend(self.plans.get(call.index), source, view, call.store)
+        return self.heads(call, out)
+
+    @property
+    def computes_states(self) -> bool:
+        """`states` needs all heads of what the model computes."""
+        return type(self).states is not Hooks.states
+
+
+class Composed(Hooks):
+    """Several methods' hooks, one after the other; at most one of them shares scores or has its own attention."""
+
+    def __init__(self, parts: Sequence[Hooks]) -> None:
+        sharing = next((part for part in parts if part.plans), Hooks())
+        super().__init__(sharing.plans, sharing.prefill)
+        self.parts = parts
+
+    @contextmanager
+    def installed(self, model: PreTrainedModel) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(part.installed(model))
+            yield
+
+    def states(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        for part in self.parts:
+            query, key, value = part.states(call, query, key, value)
+        return query, key, value
+
+    def keys(self, call: AttentionCall, source: Source) -> Tensor | None:
+        chosen = [each for part in self.parts if (each := part.keys(call, source)) is not None]
+        return None if not chosen else torch.stack(torch.broadcast_tensors(*chosen)).all(0)
+
+    def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
+        return next((out for part in self.parts if (out := part.attention(call, source)) is not None), None)
+
+    def heads(self, call: AttentionCall, out: Tensor) -> Tensor:
+        for part in self.parts:
+            out = part.heads(call, out)
+        return out
+
+    @property
+    def computes_states(self) -> bool:
+        return any(part.computes_states for part in self.parts)
+
+
+@contextmanager
+def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterator[Takeover]:
+    """Run a model under a method's hooks while the context lasts.
+
+    Parameters
+    ----------
+    made_by : str
+        What caches are marked with, see `take_over`.
+    """
+
+    def computed(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return hooks.attend(call, Computed(*hooks.states(call, query, key, value)))
+
+    probe = max((plan.probe_tokens for plan in hooks.plans.values()), default=0)
+    with take_over(model, computed, made_by=made_by, probe_tokens=probe) as handle, ExitStack() as stack:
+        if not hooks.computes_states:
+            for index, module in attention_layers(model).items():
+                kind = module_kind(module) if index in hooks.plans else None
+                if kind is not None:
+                    module.forward = partial(_projecting, module, kind, hooks, handle)
+                    stack.callback(delattr, module, "forward")
+        stack.enter_context(hooks.installed(model))
+        yield handle
+
+
+def _projecting(
+    module: Any, kind: ModuleKind, hooks: Hooks, handle: Takeover, hidden_states: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """The forward of an attention module that projects representatives only, where it pays; else the module's own."""
+    forward, index = handle.current, int(module.layer_idx)
+    path = _path(hooks, forward, index) if forward is not None and not args else None
+    if forward is None or path is None:
+        if forward is not None:
+            handle.paths["whole"] += 1
+        return type(module).forward(module, hidden_states, *args, **kwargs)
+    handle.paths[path] += 1
+    forward.layers_seen.add(index)
+    rows, store = forward.rows, forward.store(index)
+    if store is not None:
+        store.count(rows.tokens)
+    rotary = kwargs.get("position_embeddings") if kind.rotary else None
+    if rotary is not None:
+        cos, sin = (rows.gather(each.expand(rows.batch, -1, -1)[:, None])[:, 0] for each in rotary)
+        rotary = (cos, sin)
+    hidden = rows.gather(hidden_states[:, None])[:, 0]  # [rows, length, hidden_size]
+    source = Projected(module, kind, hidden, rotary, store.projections if path == "decode" and store else None)
+    view = forward.view(
+        1.0 if kind.scaled_query else float(module.scaling),
+        window_given(module.config.model_type, kwargs.get("attention_mask")),
+    )
+    out = hooks.attend(AttentionCall(index, module, view, forward), source)
+    return getattr(module, kind.output)(rows.scatter(out).flatten(-2)), None
+
+
+def _path(hooks: Hooks, forward: ForwardPass, index: int) -> str | None:
+    """Where representatives alone are projected: in "decode", "two_step" after a prompt's probe, or not at all."""
+    store, rows = forward.store(index), forward.rows
+    if store is not None and store.shared is not None:
+        return "decode"
+    if hooks.prefill == "one_pass" or rows.past is not None or rows.branch is not None:
+        return None
+    if rows.shortest <= hooks.plans[index].probe_tokens:
+        return None
+    if hooks.prefill == "two_step" or (rows.count == 1 and rows.length >= LEAST_TOKENS):
+        return "two_step"
+    return None

@@ -1,0 +1,1 @@
+"""Which model types methods can be put into: each built small, and compared with the stock model; not a measurement."""
