@@ -152,6 +152,28 @@ def test_every_rule_gives_counts_in_order(text: str, tmp_path: Path, rule: str, 
     assert savings == sorted(savings)
 
 
+def test_error_curves_are_computed_for_rules_that_read_them_and_change_nothing_else(text: str, tmp_path: Path) -> None:
+    budget = tensors(calibrate(settings(text, tmp_path / "a", "predictor=true"), "command"))
+    elbow = tensors(calibrate(settings(text, tmp_path / "b", "predictor=true", "rule=elbow"), "command"))
+    assert elbow.keys() - budget.keys() == {"error_curves"}
+    chosen = ("static_membership.", "output_aware.")
+    assert all(torch.equal(each, elbow[name]) for name, each in budget.items() if not name.startswith(chosen))
+
+
+def test_progress_of_a_rule_without_error_curves_is_not_taken_up_by_one_that_reads_them(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("chai_eval.calibrate.true_divergences", interrupted)
+        calibrate(settings(text, tmp_path / "one"), "command")
+    again = tensors(calibrate(settings(text, tmp_path / "one", "rule=elbow"), "command"))
+    anew = tensors(calibrate(settings(text, tmp_path / "other", "rule=elbow"), "command"))
+    assert all(torch.equal(each, again[name]) for name, each in anew.items())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
