@@ -44,7 +44,7 @@ from chai_eval.resources import conf_dir
 LAYOUT = 1
 DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
 PRESETS = ("conservative", "balanced", "aggressive")
-COMMAND = "python -m chai_eval.calibrate model="
+COMMAND = "python -m chai_eval calibrate model="
 
 
 def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from chai_eval.measure.settings import MeasureSettings, parse_measure
+from chai_eval.measure_settings import MeasureSettings, parse_measure
 from chai_eval.schema import SETTINGS, Count, Flag, Folder, Group, Text, Whole, as_text, group, read, record, setting
 from chai_eval.task_settings import AS_TASKS_SAY, NONE_OWN, IncludedTasks, PromptSettings
 

@@ -19,9 +19,9 @@ from chai_eval.measure.contenders import BASELINE, contender
 from chai_eval.measure.figures import PointFigures
 from chai_eval.measure.grid import measure
 from chai_eval.measure.serialise import to_json
-from chai_eval.measure.settings import MeasureSettings
 from chai_eval.measure.statistics import Ratio
 from chai_eval.measure.table import tables
+from chai_eval.measure_settings import MeasureSettings
 from chai_eval.methods import build_method
 from chai_eval.models import load, model_settings
 from chai_eval.settings import ModelSettings

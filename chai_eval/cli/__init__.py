@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chai_eval import __version__
 from chai_eval.cli.commands import COMMANDS, Command, Request
 from chai_eval.cli.console import quiet_libraries
 from chai_eval.errors import RunError, SettingError, failure_line
@@ -47,8 +48,9 @@ def main(arguments: Sequence[str] | None = None, session: Session | None = None)
         ranks = ranks_of()
     except RunError as error:
         return _say(failure_line(error), 1)
-    settings = [each for each in given if each not in SWEEP]
-    request = Request(name, settings, len(settings) < len(given), debug, session, ranks)
+    multirun = any(each in SWEEP for each in given) and not COMMANDS[name].own_options
+    settings = [each for each in given if not multirun or each not in SWEEP]
+    request = Request(name, settings, multirun, debug, session, ranks)
     if ranks.size == 1:
         return _run(request)
     try:
@@ -86,28 +88,28 @@ def _run(request: Request) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if request.debug:
+        if request.debug or command.own_options:
             traceback.print_exc()
             return 1
         return _say(f"{failure_line(error)} (unexpected; debug=true shows where)", 1)
 
 
 def _dispatch(command: Command, request: Request) -> int:
+    if request.ranks.size > 1 and command.alone:
+        processes = f"{request.ranks.size} processes of accelerate or torchrun"
+        raise SettingError(f"{request.command}: given with {processes}; allowed: one process")
+    if command.own_options:
+        return command.work(request)
     if any(each in HELP for each in request.arguments):
         sys.stdout.write(command.help())
         return 0
     if "--version" in request.arguments:
-        from chai_eval import __version__
-
         sys.stdout.write(f"chai-eval {__version__}\n")
         return 0
     options = ", ".join([*(SWEEP if command.sweeps else ()), *HELP, "--version", "setting=value"])
     for each in [*request.arguments, *(SWEEP[:1] if request.multirun and not command.sweeps else ())]:
         if each.startswith("-"):
             raise SettingError(f"{each}: unknown option; allowed: {options}")
-    if request.ranks.size > 1 and command.alone:
-        processes = f"{request.ranks.size} processes of accelerate or torchrun"
-        raise SettingError(f"{request.command}: given with {processes}; allowed: one process")
     quiet_libraries()
     return command.work(request)
 

@@ -57,6 +57,8 @@ class Command:
         Whether it takes `-m`.
     alone
         Whether several processes can't do it together.
+    own_options
+        Whether it reads its arguments itself, `--help` among them.
     """
 
     work: Callable[[Request], int]
@@ -64,6 +66,7 @@ class Command:
     interrupted: str
     sweeps: bool = False
     alone: bool = False
+    own_options: bool = False
 
 
 def _run(request: Request) -> int:
@@ -102,12 +105,19 @@ def _status(request: Request) -> int:
     return status(request.arguments)
 
 
+def _benchmark(request: Request) -> int:
+    from chai_eval.benchmark.command import main
+
+    return main(request.arguments)
+
+
 GOES_ON = "what was {} is kept, the same command goes on from there"
 
 COMMANDS = {
     "run": Command(_run, help_text, GOES_ON.format("scored"), sweeps=True),
-    "measure": Command(_measure, measure_help, "nothing was recorded", alone=True),
+    "measure": Command(_measure, measure_help, GOES_ON.format("measured"), alone=True),
     "calibrate": Command(_calibrate, calibrate_help, GOES_ON.format("read"), alone=True),
     "analyse": Command(_analyse, analyse_help, GOES_ON.format("read"), alone=True),
     "status": Command(_status, help_text, "nothing was changed"),
+    "benchmark": Command(_benchmark, help_text, GOES_ON.format("measured"), own_options=True, alone=True),
 }

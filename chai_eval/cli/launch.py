@@ -17,8 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from chai_eval.cli.configuration import configuration
 from chai_eval.cli.console import quiet_libraries
+from chai_eval.cli.outcome import Outcome, attempt
 from chai_eval.cli.overrides import Job
-from chai_eval.cli.sweep import Outcome, attempt
 from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.run import failure
 from chai_eval.session import Session

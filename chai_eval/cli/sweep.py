@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from chai_eval.cli.outcome import Outcome, attempt
 from chai_eval.cli.overrides import Job, jobs_of
 from chai_eval.errors import RunError, SettingError
 from chai_eval.hub import check_hub
 from chai_eval.scoring.ranks import Ranks
-from chai_eval.settings import Settings
 
 if TYPE_CHECKING:
-    from chai_eval.run import Failure, Report
     from chai_eval.session import Session
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended: its report, and what failed of it."""
-
-    label: str
-    report: Report | None
-    failures: tuple[Failure, ...]
 
 
 def run_jobs(
@@ -100,17 +89,6 @@ def _check_together(job: Job, ranks: Ranks) -> None:
             f"model.device: {model.device!r} given with {ranks.local_size} processes on {gpus} GPUs; "
             f"allowed: at most {gpus} processes, or a device that they share"
         )
-
-
-def attempt(settings: Settings, session: Session, label: str) -> Outcome:
-    """Run one job; whatever ends it is part of its outcome, so that it doesn't end the others."""
-    from chai_eval.run import failure, run
-
-    try:
-        report = run(settings, session)
-    except Exception as error:
-        return Outcome(label, None, (failure("", error),))
-    return Outcome(label, report, report.failures)
 
 
 def _print(outcome: Outcome, debug: bool) -> None:

@@ -1,6 +1,6 @@
 """Latency and memory, measured so that they can be believed; needs torch and transformers, nothing else.
 
-`grid.measure` is the way in from Python, `python -m chai_eval.measure` from the command line, and `measure=full` within
+`grid.measure` is the way in from Python, `chai-eval measure` from the command line, and `measure=full` within
 a run that scores. What is measured, and how:
 
 - `latency`: time to first token and per token of a greedy generation, methods in turn;

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Takeover, apply
-from chai_eval.measure.settings import MeasureSettings
+from chai_eval.measure_settings import MeasureSettings
 from chai_eval.methods import Method
 from chai_eval.methods.base import LayerFootprint, plain_footprint
 

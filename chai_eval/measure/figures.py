@@ -10,9 +10,9 @@ from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.memory import Memory
 from chai_eval.measure.room import OutOfMemory
 from chai_eval.measure.serialise import to_json
-from chai_eval.measure.settings import Point
 from chai_eval.measure.statistics import Quantiles, Ratio
 from chai_eval.measure.work import Work
+from chai_eval.measure_settings import Point
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,7 @@ class ModelFacts(AttentionShape):
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished measurement.
-
-    Attributes
-    ----------
-    contenders : list of dict
-        Name and settings of each.
-    notes : list of str
-        What was not measured, and why.
-    samples : list of Sample
-        One for each timed forward pass.
-    """
+    """A finished measurement; `contenders` has name and settings of each, `notes` what was not measured and why."""
 
     model: ModelFacts
     clock: str

@@ -22,7 +22,7 @@ from chai_eval.measure.generation import warm_up
 from chai_eval.measure.memory import Memory, ResidentPeak, measure_memory
 from chai_eval.measure.room import OutOfMemory, free_bytes, is_out_of_memory
 from chai_eval.measure.serialise import from_json, to_json
-from chai_eval.measure.settings import Point
+from chai_eval.measure_settings import Point
 from chai_eval.methods import build_method
 from chai_eval.models import load
 from chai_eval.settings import ModelSettings, parse_model

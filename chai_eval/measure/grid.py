@@ -21,8 +21,8 @@ from chai_eval.measure.latency import measure_latency
 from chai_eval.measure.memory import DevicePeak, Memory, measure_memory, weight_bytes
 from chai_eval.measure.progress import Progress
 from chai_eval.measure.room import foreseen, guarded
-from chai_eval.measure.settings import MeasureSettings, Point, check_positions
 from chai_eval.measure.work import Pass, pass_work, total
+from chai_eval.measure_settings import MeasureSettings, Point, check_positions
 from chai_eval.methods.base import plain_footprint
 from chai_eval.settings import ModelSettings
 

@@ -18,9 +18,9 @@ from chai_eval.measure.contenders import RIVAL_NAMES, Contender
 from chai_eval.measure.figures import Figures, Sample
 from chai_eval.measure.generation import Times
 from chai_eval.measure.room import OutOfMemory, guarded
-from chai_eval.measure.settings import MeasureSettings, Point
 from chai_eval.measure.statistics import Ratio, quantiles, ratio
 from chai_eval.measure.turns import Turn, in_turn
+from chai_eval.measure_settings import MeasureSettings, Point
 
 
 def measure_latency(

@@ -19,7 +19,7 @@ from chai_eval import build_method, load_model
 from chai_eval.benchmark.command import main
 from chai_eval.measure.contenders import contender
 from chai_eval.measure.grid import measure
-from chai_eval.measure.settings import MeasureSettings
+from chai_eval.measure_settings import MeasureSettings
 from chai_eval.measure.table import tables
 
 model, _ = load_model("tiny_llama_random", device="cpu")

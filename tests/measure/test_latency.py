@@ -16,7 +16,7 @@ from chai_eval.measure.figures import Measured
 from chai_eval.measure.generation import Generation, prompt, timed
 from chai_eval.measure.grid import measure
 from chai_eval.measure.room import OutOfMemory
-from chai_eval.measure.settings import MeasureSettings, Point
+from chai_eval.measure_settings import MeasureSettings, Point
 from chai_eval.methods import build_method
 
 from ..attention.tiny import LAYERS, llama, opt

@@ -14,7 +14,7 @@ from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.fresh import fresh_memory
 from chai_eval.measure.memory import CacheSize, Memory, measure_memory, weight_bytes
 from chai_eval.measure.room import OutOfMemory, free_bytes, guarded, is_out_of_memory
-from chai_eval.measure.settings import Point
+from chai_eval.measure_settings import Point
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import preset_runs
 from chai_eval.models import model_settings

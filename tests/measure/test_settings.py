@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chai_eval.errors import SettingError
-from chai_eval.measure.settings import MeasureSettings, Point, check_positions, parse_measure
+from chai_eval.measure_settings import MeasureSettings, Point, check_positions, parse_measure
 
 
 @pytest.mark.parametrize(

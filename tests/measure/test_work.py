@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from chai_eval.measure.ceiling import Ceiling, measure_ceiling
 from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.generation import Generation, prompt
-from chai_eval.measure.settings import Point
 from chai_eval.measure.work import Pass, Work, attention_work, pass_work, total
+from chai_eval.measure_settings import Point
 from chai_eval.methods import build_method
 from chai_eval.methods.base import LayerFootprint
 
