@@ -32,8 +32,8 @@ from chai_eval.store.provenance import git_revision, machine, versions
 
 if TYPE_CHECKING:
     from chai_eval.methods import Method
-    from chai_eval.scoring.evaluate import PreparedTask
     from chai_eval.scoring.lm import Scored
+    from chai_eval.scoring.prepare import PreparedTask
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_layers, take_over
+from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import attend
 from chai_eval.attention.masks import window_given
 from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
+from chai_eval.attention.shape import attention_layers
 from chai_eval.attention.sharing import Plan
 from chai_eval.attention.sources import Computed, ModuleKind, Projected, Source, module_kind
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attention_layers
 from chai_eval.attention.agreement import check_agreement
-from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.attention.masks import Window
+from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.errors import SettingError
 
 

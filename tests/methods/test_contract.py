@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.errors import SettingError
 from chai_eval.methods import METHODS, build_method
 from chai_eval.methods.base import LayerFootprint
