@@ -53,7 +53,7 @@ def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     one = Standing()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
-    monkeypatch.setattr("chai_eval.scoring.evaluate.prepare", one.prepare)
+    monkeypatch.setattr("chai_eval.scoring.prepare.prepare", one.prepare)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", one.score)
     monkeypatch.setattr("chai_eval.run.compared", lambda *_: None)
     monkeypatch.setattr("chai_eval.run.check_tokens", lambda *_: None)

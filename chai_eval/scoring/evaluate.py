@@ -59,12 +59,10 @@ def score(
     progress: bool = True,
     ranks: Ranks | None = None,
 ) -> Scores | None:
-    """Score a task under a method.
+    """Score a task under a method, which is put into the model and taken out again.
 
     Parameters
     ----------
-    model : PreTrainedModel
-        As loaded; the method is put in and taken out here.
     scoring : "packed" or "decode"
         Requests in packed rows, or contexts at once and their continuations token by token through the cache.
     batch_tokens : int or None

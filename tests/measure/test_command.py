@@ -113,7 +113,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = SimpleNamespace(samples=samples, metrics={"acc": metric, "acc_norm": metric}, batch={})
     prepared = SimpleNamespace(task_name="piqa", n_documents=2, n_requests=4, prompts_hash="p", config_hash="c")
     monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
-    monkeypatch.setattr("chai_eval.scoring.evaluate.prepare", lambda *_, **__: prepared)
+    monkeypatch.setattr("chai_eval.scoring.prepare.prepare", lambda *_, **__: prepared)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", lambda *_, **__: scores)
     monkeypatch.setattr("chai_eval.run.compared", lambda *_: None)
 
