@@ -125,7 +125,7 @@ def test_tensors_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
 
 
 def written(folder: Path, clusters: list[list[int]] | None = None) -> Path:
-    """A calibration as `python -m chai_eval.calibrate` writes it."""
+    """A calibration as `python -m chai_eval calibrate` writes it."""
     described = {"layout": 1, "model": {"name": "tiny", **identity(MODELS["llama"]())}}
     calibration_file.write_calibration(folder, {**described, "presets": {"balanced": {"clusters": clusters}}}, TENSORS)
     return folder
