@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration.analysis import (
     change_table,
     correlation_and_error,

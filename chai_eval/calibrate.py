@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration.choice import (
     CHAI,
     OUTPUT_AWARE,

@@ -34,7 +34,7 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, write_document
 from chai_eval.data import cache_dir
 from chai_eval.errors import RunError, SettingError

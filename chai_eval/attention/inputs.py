@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_layers
+from chai_eval.attention.shape import attention_layers
 
 
 @contextmanager

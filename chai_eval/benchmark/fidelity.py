@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import partitions
+from chai_eval.attention.shape import attention_shape
 from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration.choice import column, only_what_saves, serving_by_count
 from chai_eval.calibration.counts import elbows, kv_saving, towards

@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Membership, ProbePlan, apply, probe_features, probe_probabilities
-from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import membership_of
+from chai_eval.attention.shape import attention_layers, attention_shape
 from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration_file import runs
 from chai_eval.data.text import batches, cut, open_text

@@ -21,9 +21,10 @@ from chai_eval.measure.statistics import quantiles, ratio
 from chai_eval.measure.turns import in_turn
 from chai_eval.methods import Method
 from chai_eval.models import model_settings
-from chai_eval.scoring.evaluate import PreparedTask, default_batch_tokens, prepare
+from chai_eval.scoring.evaluate import default_batch_tokens
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest, documents
+from chai_eval.scoring.prepare import PreparedTask, prepare
 from chai_eval.scoring.tasks import load_task
 
 DOCUMENTS = {"hellaswag": 200, "arc_easy": 300, "arc_challenge": 300, "piqa": 300, "boolq": 200}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.attention.membership import average_linkage, cosine_distance
+from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.calibration.counts import elbows
 from chai_eval.calibration.kmeans import gram
 from chai_eval.calibration.observe import Seen, observe

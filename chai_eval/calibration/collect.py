@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration.observe import Watcher, observe
 from chai_eval.calibration.output_projection import output_factors
 from chai_eval.calibration.predictor import HeadOutputs, Predictors

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from chai_eval.attention import UnsupportedModel, attention_layers
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 
 # What models call the projection from the heads' outputs side by side to the layer's output.
 OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "c_proj", "wo", "proj")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chai_eval.attention.inject import AttentionShape
+from chai_eval.attention.shape import AttentionShape
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.memory import Memory
 from chai_eval.measure.room import OutOfMemory

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from chai_eval.attention import RowLayer
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.measure import generation
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure.room import OutOfMemory, proc_bytes

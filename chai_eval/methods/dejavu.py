@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import AttentionCall, Hooks
-from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.inputs import attention_inputs
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import COMMAND, Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics.pairwise import cosine_distances
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration.observe import observe
 from chai_eval.calibration.output_projection import output_factors
 from chai_eval.calibration.predictor import HeadOutputs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration import sensitivity
 from chai_eval.calibration.sensitivity import divergences, layer_divergence, true_divergences
 from chai_eval.errors import RunError
