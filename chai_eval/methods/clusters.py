@@ -84,7 +84,7 @@ def cluster_counts(spec: ClusterSpec | None, model: PreTrainedModel) -> tuple[in
     if spec is None:
         raise SettingError(
             f"method.clusters: no cluster counts are known for this model of {shape.layers} layers of {shape.heads} "
-            f"heads; python -m chai_eval.calibrate model=<name> finds some; allowed: {FORMS}"
+            f"heads; python -m chai_eval calibrate model=<name> finds some; allowed: {FORMS}"
         )
     counts = _expand(preset_runs(spec) if isinstance(spec, str) else spec)
     named = f"preset {spec!r} has" if isinstance(spec, str) else ""

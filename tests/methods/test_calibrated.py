@@ -126,7 +126,7 @@ def test_tensors_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
 
 
 def written(folder: Path, clusters: list[list[int]] | None = None) -> Path:
-    """A calibration as `python -m chai_eval.calibrate` writes it."""
+    """A calibration as `python -m chai_eval calibrate` writes it."""
     described = {"layout": 1, "model": {"name": "tiny", **identity(MODELS["llama"]())}}
     calibration_file.write_calibration(folder, {**described, "presets": {"balanced": {"clusters": clusters}}}, TENSORS)
     return folder
@@ -137,7 +137,7 @@ def test_damaged_tensors_are_refused_before_anything_is_computed(tmp_path: Path)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # still the file of a calibration, with another number in it
     file.write_bytes(content)
-    said = r"^method\.importance: .*calibration\.safetensors: not what was written: .*; allowed: .*chai_eval\.calibrate"
+    said = r"^method\.importance: .*calibration\.safetensors: not what was written: .*; allowed: .*chai_eval calibrate"
     with pytest.raises(SettingError, match=said):
         build_method("head_prune", importance=str(tmp_path)).settings()
     with pytest.raises(SettingError, match=said):
