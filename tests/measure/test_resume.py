@@ -7,21 +7,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chai_eval.cli import main
 from chai_eval.errors import RunError
 from chai_eval.measure import grid
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.progress import Progress
 from chai_eval.store import read_record, read_samples
 
-COMMAND = "chai_eval.measure.command"
 FEW = ["measure.lengths=[8,12,16]", "measure.new_tokens=2", "measure.repetitions=1", "measure.rivals=[sdpa]"]
-GIVEN = ["model=tiny_llama_random", "measure=latency", *FEW]
+GIVEN = ["measure", "model=tiny_llama_random", "measure=latency", *FEW]
 # Kills itself when it comes to the third point.
 CODE = f"""
 import os, signal
@@ -33,7 +32,7 @@ def killed(model, contenders, point, *rest):
         os.kill(os.getpid(), signal.SIGKILL)
     return measure_latency(model, contenders, point, *rest)
 grid.measure_latency = killed
-from {COMMAND} import main
+from chai_eval.cli import main
 main({GIVEN})
 """
 
@@ -58,7 +57,7 @@ def test_a_killed_measurement_goes_on_and_keeps_what_it_had_measured(
     monkeypatch.setattr(grid, "measure_latency", lambda *given: watched(*given, latency=latency))
     monkeypatch.setattr(grid, "measure_ceiling", lambda *_, **__: pytest.fail("measured again"))
     monkeypatch.chdir(tmp_path)
-    assert import_module(COMMAND).main(GIVEN) == 0
+    assert main(GIVEN) == 0
     assert measured == [16]
     record = read_record(folder)
     assert record is not None
