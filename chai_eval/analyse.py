@@ -10,9 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from chai_eval.attention.inject import attention_shape
-from chai_eval.calibration.counts import elbows
-from chai_eval.calibration.facts import (
+from chai_eval.attention.shape import attention_shape
+from chai_eval.calibration.analysis import (
     change_table,
     correlation_and_error,
     correlation_table,
@@ -20,8 +19,10 @@ from chai_eval.calibration.facts import (
     follow_membership,
     size_table,
 )
+from chai_eval.calibration.counts import elbows
 from chai_eval.calibration.figures import INSTALL, draw_all, to_be_drawn
 from chai_eval.calibration.settings import AnalysisSettings, check_tokens
+from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.checksum import write_document
 from chai_eval.data.text import batches, cut, open_text
 from chai_eval.errors import RunError, SettingError
@@ -53,18 +54,11 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
     samples = list(embedded(model, tokenizer, cut(text.documents, tokenizer, settings.tokens), settings.samples))
     if not samples:
         raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
-    size = max(settings.batch_tokens // settings.tokens, 1)
-    correlation, error = correlation_and_error(
-        model,
-        list(batches(samples, size)),
-        features=settings.features,
-        algorithm=settings.algorithm,
-        probe_tokens=settings.probe_tokens,
-        starts=settings.starts,
-        seed=settings.seed,
-    )
+    together = list(batches(samples, max(settings.batch_tokens // settings.tokens, 1)))
+    curves = ErrorCurves(settings.features, settings.algorithm, settings.starts)
+    correlation, error = correlation_and_error(model, together, curves, settings.probe_tokens, settings.seed)
     counts = counts or elbows(error)
-    membership = follow_membership(model, list(batches(samples, size)), counts, settings.longest_probe)
+    membership = follow_membership(model, together, counts, settings.longest_probe)
     tables = {
         "head_correlation": correlation_table(correlation),
         "error_curves": error_table(error),

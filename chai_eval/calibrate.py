@@ -12,20 +12,28 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import AttentionShape, attention_shape
-from chai_eval.calibration.choice import choose, serving_by_count
-from chai_eval.calibration.collect import Collected, collect, heads_of
-from chai_eval.calibration.predictor import SPARSITIES, Predictors, recall
+from chai_eval.attention.shape import attention_shape
+from chai_eval.calibration.choice import (
+    CHAI,
+    OUTPUT_AWARE,
+    Candidates,
+    Choices,
+    candidates_of,
+    choose,
+    description,
+    methods,
+    serving_by_count,
+)
+from chai_eval.calibration.collect import Collected, collect, error_curves
+from chai_eval.calibration.predictor import recalls
 from chai_eval.calibration.sensitivity import layer_divergence, true_divergences
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens
 from chai_eval.calibration_file import DESCRIPTION, identity, write_calibration
@@ -65,9 +73,10 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     model, tokenizer = load(settings.model)
     check_tokens(settings.tokens, model)
     build_method("mha").check(model)
-    if attention_shape(model).heads < 2:
+    shape = attention_shape(model)
+    if shape.heads < 2:
         raise SettingError(f"model: {settings.model.name} has a single head, nothing to cluster; allowed: two or more")
-    shape, weights = attention_shape(model), fingerprint(model)
+    weights = fingerprint(model)
     folder = settings.out or cache_dir() / "calibration" / settings.model.name
     all_samples = cut(text.documents, tokenizer, settings.tokens)
     samples = embedded(model, tokenizer, all_samples, HELD_OUT + max(settings.samples, HELD_OUT + 1))
@@ -79,23 +88,27 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     held_out, first = read[:HELD_OUT], read[HELD_OUT:] if len(read) > 2 * HELD_OUT else read
     measured, samples = first[:measured_on], itertools.chain(first, samples)
     with held_for_calibration(folder):
-        kept = folder / f".progress-{_progress_key(settings, weights)}"
-        found = collect(model, samples, settings, kept / "sums.pt")
+        progress = folder / f".progress-{_progress_key(settings, weights)}"
+        found = collect(model, samples, settings, progress / "sums.pt")
         _say_what_there_was(found, settings)
         serving = serving_by_count(found.sums.mean("output_cost"), shape.kv_heads)
-        predicted = layer_divergence(model, measured, serving, settings.probe_tokens, settings.seed, kept)
-        choice = choose(settings, found.sums, predicted[0], serving, predicted[1], shape)
-        divergences = true_divergences(model, held_out, choice.methods(settings.probe_tokens))
-        description: dict[str, Any] = {
-            "model": _described(model, settings, weights),
-            "presets": choice.description(divergences),
+        predicted = layer_divergence(
+            model, measured, serving, settings.probe_tokens, settings.seed, progress / "sensitivity.pt"
+        )
+        candidates = candidates_of(found.sums, settings.features, serving, predicted, shape.kv_heads)
+        error = found.sums.mean("error") if error_curves(settings) else None
+        choices = choose(settings, candidates, error, shape.kv_heads)
+        divergences = true_divergences(model, held_out, methods(choices, settings.probe_tokens))
+        made_for = {"name": settings.model.name, **identity(model), "fingerprint": weights}
+        described: dict[str, Any] = {
+            "model": {**made_for, "revision": settings.model.revision},
+            "presets": description(choices, divergences, settings.rule),
             "provenance": _provenance(settings, found, len(measured), text.name, command),
         }
         if found.predictors:
-            description["predictor_recall"] = _recalls(model, found.predictors, held_out)
-        tensors = {**_tensors(found, shape), **choice.tensors()}
-        write_calibration(folder, description, tensors)
-        shutil.rmtree(kept)
+            described["predictor_recall"] = recalls(model, found.predictors, held_out)
+        write_calibration(folder, described, _tensors(found, candidates, choices, error))
+        shutil.rmtree(progress)
     return folder
 
 
@@ -119,42 +132,27 @@ def held_for_calibration(folder: Path) -> Iterator[None]:
         raise RunError(f"out: {folder} can't be written ({error.strerror})") from error
 
 
-def _described(model: PreTrainedModel, settings: CalibrationSettings, weights: str) -> dict[str, Any]:
-    return {
-        "name": settings.model.name,
-        **identity(model),
-        "fingerprint": weights,
-        "revision": settings.model.revision,
-    }
-
-
-def _tensors(found: Collected, shape: AttentionShape) -> dict[str, Tensor]:
+def _tensors(
+    found: Collected, candidates: Mapping[str, Candidates], choices: Choices, error: Tensor | None
+) -> dict[str, Tensor]:
     tensors = {
-        "error_curves": found.sums.mean("error").float(),
-        "head_importance": found.sums.mean("importance").float(),
-        "output_cost": found.sums.mean("output_cost").float(),
-        "kept_kv_heads": found.sums.mean("kept").float(),
-        "distance.last_row": found.sums.mean("distance_last_row").float(),
-        "distance.probe": found.sums.mean("distance_probe").float(),
+        "head_importance": found.sums.mean("importance"),
+        "output_cost": found.sums.mean("output_cost"),
+        "kept_kv_heads": found.sums.mean("kept"),
+        "distance.last_row": found.sums.mean("distance_last_row"),
+        "distance.probe": found.sums.mean("distance_probe"),
+        "predicted_divergence": candidates[CHAI].divergence,
+        "predicted_divergence.output_aware": candidates[OUTPUT_AWARE].divergence,
     }
+    if error is not None:
+        tensors["error_curves"] = error
+    tensors = {name: each.float() for name, each in tensors.items()}
+    tensors |= {f"{kind}.{preset}": each.membership for (preset, kind), each in choices.items()}
     if found.predictors:
-        for layer in range(shape.layers):
-            tensors[f"predictor.{layer}.down"] = found.predictors.down[layer].detach().half().cpu()
-            tensors[f"predictor.{layer}.up"] = found.predictors.up[layer].detach().half().cpu()
+        for name in ("down", "up"):
+            for layer, weights in enumerate(getattr(found.predictors, name).detach().half().cpu()):
+                tensors[f"predictor.{layer}.{name}"] = weights
     return tensors
-
-
-def _recalls(model: PreTrainedModel, predictors: Predictors, held_out: Sequence[Tensor]) -> dict[str, Any]:
-    """Share of the true top heads that predictors find on text that they have not seen, by sparsity and layer."""
-    by_sample = [
-        torch.stack([recall(predictors.scores(inputs), norms, each) for each in SPARSITIES])
-        for inputs, norms in heads_of(model, held_out)
-    ]
-    mean = torch.stack(by_sample).mean(0)  # [sparsities, layers]
-    return {
-        str(sparsity): {"mean": round(float(each.mean()), 4), "layers": [round(float(one), 4) for one in each]}
-        for sparsity, each in zip(SPARSITIES, mean, strict=True)
-    }
 
 
 def _provenance(
@@ -165,7 +163,7 @@ def _provenance(
     return {
         "text": text,
         "text_sha256": found.sha256,
-        "samples": int(found.sums.samples),
+        "samples": found.sums.samples,
         "tokens": found.tokens,
         "sensitivity_samples": measured,
         "seed": settings.seed,
@@ -177,7 +175,7 @@ def _provenance(
 
 
 def _say_what_there_was(found: Collected, settings: CalibrationSettings) -> None:
-    samples = int(found.sums.samples)
+    samples = found.sums.samples
     if samples < settings.samples or found.tokens < samples * settings.tokens:
         log.info(
             "text: shorter than asked: %d samples of %d tokens given, %d samples with %d tokens in all found and used",
@@ -189,16 +187,17 @@ def _say_what_there_was(found: Collected, settings: CalibrationSettings) -> None
 
 
 def _progress_key(settings: CalibrationSettings, weights: str) -> str:
-    text = json.dumps([settings.collecting(), weights], sort_keys=True, default=str)
+    collected = [settings.collecting(), error_curves(settings) is not None, weights]
+    text = json.dumps(collected, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def main(settings: CalibrationSettings, command: str) -> None:
     """Calibrate a model and print where what was found lies, and what each preset costs; raises as `calibrate` does."""
     folder = calibrate(settings, command)
-    description = read_document(folder / DESCRIPTION).content
+    presets = read_document(folder / DESCRIPTION).content["presets"]
     sys.stdout.write(f"{folder}\n")
-    for name, preset in description["presets"].items():
+    for name, preset in presets.items():
         chai, served = (
             math.inf if each["divergence"] is None else each["divergence"] for each in (preset, preset["output_aware"])
         )

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -34,7 +34,7 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, write_document
 from chai_eval.data import cache_dir
 from chai_eval.errors import RunError, SettingError
@@ -113,23 +113,28 @@ class Calibration:
         SettingError
             Where this calibration does not have it, or the file can't be read.
         """
+        if not self.has(name):
+            made_for = self.description["model"].get("name", "…")
+            raise SettingError(f"{self.setting}: calibration {self.folder} has no {name}; {_made_by(made_for)}")
+        with self._opened() as opened:
+            return opened.get_tensor(name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name; raises where the file can't be read."""
+        with self._opened() as opened:
+            return name in opened.keys()  # noqa: SIM118 - not a mapping
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
         file = self._checked[0]
         try:
             with safe_open(file, "pt") as opened:
-                if name in opened.keys():  # noqa: SIM118 - not a mapping
-                    return opened.get_tensor(name)
+                yield opened
         except Exception as error:  # without checksums the file may hold anything
             raise _unreadable(self.setting, file, error) from error
-        made_for = self.description["model"].get("name", "…")
-        raise SettingError(f"{self.setting}: calibration {self.folder} has no {name}; {_made_by(made_for)}")
 
     def membership(self, kind: str, preset: str) -> list[list[int]]:
-        """For each layer and head a head that stands for its cluster; raises as `tensor` does.
-
-        Parameters
-        ----------
-        kind : "static_membership" or "output_aware"
-        """
+        """For each layer and head a head of its cluster, by the kind of membership; raises as `tensor` does."""
         return self.tensor(f"{kind}.{preset}").tolist()
 
     def predictor(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -257,7 +262,8 @@ def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
 
 
 def _unreadable(setting: str, file: Path, error: Exception) -> SettingError:
-    said = str(error) if isinstance(error, DamagedError) else f"{file} can't be read ({_one_line(error)})"
+    one_line = " ".join(str(error).split())
+    said = one_line if isinstance(error, DamagedError) else f"{file} can't be read ({one_line[:200]})"
     return SettingError(f"{setting}: {said}; {_made_by('…')}")
 
 
@@ -268,7 +274,3 @@ def _made_by(model: str) -> str:
 def _named(model: Mapping[str, Any], differing: Mapping[str, Any]) -> str:
     name = model.get("name") or model.get("model_type", "a model")
     return f"{name} ({', '.join(f'{key} {value}' for key, value in differing.items())})"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

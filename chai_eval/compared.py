@@ -13,8 +13,8 @@ from chai_eval.store import ResultFolder, check_writable, read_fidelity, write_f
 
 if TYPE_CHECKING:
     from chai_eval.methods import Method
-    from chai_eval.scoring.evaluate import PreparedTask
     from chai_eval.scoring.fidelity import Fidelity
+    from chai_eval.scoring.prepare import PreparedTask
     from chai_eval.session import LoadedModel
     from chai_eval.settings import Settings
 

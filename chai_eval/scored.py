@@ -32,8 +32,8 @@ from chai_eval.store.provenance import git_revision, machine, versions
 
 if TYPE_CHECKING:
     from chai_eval.methods import Method
-    from chai_eval.scoring.evaluate import PreparedTask
     from chai_eval.scoring.lm import Scored
+    from chai_eval.scoring.prepare import PreparedTask
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def key_parts(settings: Settings, loaded: LoadedModel, method: Method, prepared:
         # Only where it is not as it was before one could choose: results from then keep their keys.
         **({"scoring": settings.scoring} if settings.scoring != "packed" else {}),
         "versions": {package: found[package] for package in KEY_PACKAGES},
-        "code": loaded.code.version(*SCORER, type(method).__module__),
+        "code": loaded.code.version(*SCORER, *method.modules),
     }
 
 

@@ -15,7 +15,7 @@ from chai_eval.settings import ModelSettings, TaskSettings
 from chai_eval.store import NumericCode
 
 if TYPE_CHECKING:
-    from chai_eval.scoring.evaluate import PreparedTask
+    from chai_eval.scoring.prepare import PreparedTask
 
 # What transformers writes into a configuration without any meaning for the numbers.
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures")
@@ -115,7 +115,7 @@ class Session:
 
     def prepared(self, name: str, settings: TaskSettings, seed: int, loaded: LoadedModel | None = None) -> PreparedTask:
         """The task with the requests of its documents built; a chat template is that of the model."""
-        from chai_eval.scoring.evaluate import prepare
+        from chai_eval.scoring.prepare import prepare
 
         prompts, tokenizer = settings.prompts, None if loaded is None else loaded.tokenizer
         template = json.dumps(tokenizer.chat_template) if prompts.apply_chat_template and tokenizer else None

@@ -20,11 +20,10 @@ import pandas as pd
 import pytest
 import torch
 
-from chai_eval.attention.inject import AttentionShape
 from chai_eval.benchmark.records import records
-from chai_eval.calibration.collect import Collected, _resume, _Saves
-from chai_eval.calibration.sensitivity import _known
-from chai_eval.calibration.sums import Sums
+from chai_eval.calibration.collect import Collected
+from chai_eval.calibration.progress import SavedProgress
+from chai_eval.calibration.sums import HeadStatistics
 from chai_eval.calibration_file import calibration, write_calibration
 from chai_eval.checksum import sealed
 from chai_eval.data.assets import fetch
@@ -168,24 +167,31 @@ def asset_file(folder: Path, name: str) -> Kind:
 
 
 def progress(folder: Path) -> Kind:
-    saved = Collected(Sums.empty(AttentionShape(layers=2, heads=4, kv_heads=4, head_dim=8)), None, sha256="abc")
-    saved.sums.error += torch.rand(2, 4)
-    _Saves(folder / "sums.pt").now(saved)
+    saved = Collected(HeadStatistics({"error": torch.rand(2, 4)}), None, sha256="abc")
+    SavedProgress(folder / "sums.pt").save(saved.state())
     (path,) = folder.glob("sums-*.pt")
 
     def read() -> Any:
-        found = Collected(Sums.empty(AttentionShape(layers=2, heads=4, kv_heads=4, head_dim=8)), None)
-        _resume(found, folder / "sums.pt")
-        whole = {name: each.tolist() for name, each in found.sums.tensors().items()}
-        return (whole, found.sha256) if found.sha256 else NOTHING
+        state = SavedProgress(folder / "sums.pt").load()
+        if state is None:
+            return NOTHING
+        found = Collected(HeadStatistics(), None)
+        found.resume(state)
+        return {name: each.tolist() for name, each in found.sums.sums.items()}, found.sha256
 
     return Kind(path, read)
 
 
 def sensitivity(folder: Path) -> Kind:
-    path = folder / "sensitivity-0.json"
-    path.write_text(json.dumps(sealed({"divergences": [[[0.1, 0.25], [1e-7, 3.0]]]}, {})))
-    return Kind(path, lambda: _known(path) or NOTHING)
+    saved = SavedProgress(folder / "sensitivity.pt")
+    saved.save({"samples": torch.tensor([[[[0.1, 0.25], [1e-7, 3.0]]]], dtype=torch.float64)})
+    (path,) = folder.glob("sensitivity-*.pt")
+
+    def read() -> Any:
+        state = saved.load()
+        return NOTHING if state is None else state["samples"].tolist()
+
+    return Kind(path, read)
 
 
 def benchmark(folder: Path) -> Kind:

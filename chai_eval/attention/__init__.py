@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chai_eval.attention.cache import ClusteredCache
 from chai_eval.attention.hooks import Composed, Hooks, Prefill, apply
-from chai_eval.attention.inject import attention_layers, take_over
+from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import full_attention, shared_attention, stored
 from chai_eval.attention.masks import Chunk, UnsupportedModel
 from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
@@ -12,6 +12,7 @@ from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
 from chai_eval.attention.probe import probe_features, probe_probabilities
 from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.shape import attention_layers
 from chai_eval.attention.sharing import FixedPlan, Plan, ProbePlan, SharedHeads
 from chai_eval.attention.sources import Source
 

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_layers, attention_shape, take_over
+from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import full_attention, stored
 from chai_eval.attention.logits import keeping, logits_at
 from chai_eval.attention.masks import UnsupportedModel, Window
 from chai_eval.attention.passes import CACHE_NAMES, AttentionCall, Takeover
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.attention.rows import Rows
+from chai_eval.attention.shape import attention_layers, attention_shape
 
 # How far our logits may lie from the model's, relative to the largest, before we say that its attention is another.
 # Rounding alone stays an order of magnitude below.

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_layers, take_over
+from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import attend
 from chai_eval.attention.masks import window_given
 from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
+from chai_eval.attention.shape import attention_layers
 from chai_eval.attention.sharing import Plan
 from chai_eval.attention.sources import Computed, ModuleKind, Projected, Source, module_kind
 
@@ -87,6 +88,11 @@ class Hooks:
     def computes_states(self) -> bool:
         """`states` needs all heads of what the model computes."""
         return type(self).states is not Hooks.states
+
+    @property
+    def has_attention(self) -> bool:
+        """Some layers have attention of the method's own, or every head's own mask."""
+        return type(self).attention is not Hooks.attention
 
 
 class Composed(Hooks):

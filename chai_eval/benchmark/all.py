@@ -6,7 +6,6 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +22,6 @@ QUICK = {
 }
 
 
-@dataclass(frozen=True)
-class Done:
-    """A benchmark that came to its end."""
-
-    name: str
-
-
 def main(given: Sequence[str] | None = None) -> list[Row]:
     """Run them all and print one table, of the records of earlier runs too."""
     options = parser("all", __doc__)
@@ -38,7 +30,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     arguments = options.parse_args(given)
     done = progress("all", arguments)
     for name in arguments.only:
-        done.part(name, Done, partial(_run, name, arguments))
+        done.part(name, str, partial(_run, name, arguments))
     rows = recorded(arguments.out)
     print(f"\n{rows_table(rows)}")
     (arguments.out / "table.md").write_text(rows_table(rows), encoding="utf-8")
@@ -51,12 +43,12 @@ def recorded(folder: Path) -> list[Row]:
     return [row for record in records(folder.glob("*.json")) for row in rows_of(record)]
 
 
-def _run(name: str, arguments: argparse.Namespace) -> Done:
+def _run(name: str, arguments: argparse.Namespace) -> str:
     """In a process of its own: what one leaves of the heap would cost the next one time."""
     print(f"\n{name}\n", flush=True)
     options = [*(QUICK[name].split() if arguments.quick else []), "--out", str(arguments.out)]
     subprocess.run([sys.executable, "-m", "chai_eval.benchmark", name, *options], check=True)
-    return Done(name)
+    return name
 
 
 def _named(text: str) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.kernels.decode import multiplies
+from chai_eval.attention.shape import attention_shape
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
 from chai_eval.measure.contenders import BASELINE, contender
 from chai_eval.measure.figures import PointFigures

@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Membership, ProbePlan, apply, probe_features, probe_probabilities
-from chai_eval.attention.inject import attention_layers, attention_shape
 from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import membership_of
+from chai_eval.attention.shape import attention_layers, attention_shape
 from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.calibration_file import runs
 from chai_eval.data.text import batches, cut, open_text
@@ -106,8 +106,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
         "divergence": to_json(costs),
     }
     print(_tables(partitions, costs))
-    name = file_name(f"{settings.name}-{text.name}")
-    write("probe_precision", arguments.out / f"{name}.json", record)
+    write("probe_precision", arguments.out / f"{file_name(f'{settings.name}-{text.name}')}.json", record)
     return record
 
 
@@ -140,11 +139,10 @@ def _with_weights(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) ->
 def memberships(
     model: PreTrainedModel, requests: Sequence[Tensor], wanted: Mapping[int, int], look: Look | None = None
 ) -> Memberships:
-    """What the probe of every request shows, by layer.
+    """What the probe of every request (Tensor [tokens], int64) shows, by layer.
 
     Parameters
     ----------
-    requests : sequence of Tensor [tokens], int64
     wanted : mapping of layer to cluster count
     look : Look or None
         What is looked at in place of the queries and keys that the layer attends with.
@@ -153,8 +151,7 @@ def memberships(
 
     def choose(layer: int, query: Tensor, key: Tensor, scaling: float) -> Membership:
         seen = (query, key) if look is None else look(layer, query, key)
-        features = probe_features(probe_probabilities(*seen, scaling))
-        kept[layer].append(membership_of(features, wanted[layer]))
+        kept[layer].append(membership_of(probe_features(probe_probabilities(*seen, scaling)), wanted[layer]))
         return kept[layer][-1]
 
     plans = {

@@ -21,9 +21,10 @@ from chai_eval.measure.statistics import quantiles, ratio
 from chai_eval.measure.turns import in_turn
 from chai_eval.methods import Method
 from chai_eval.models import model_settings
-from chai_eval.scoring.evaluate import PreparedTask, default_batch_tokens, prepare
+from chai_eval.scoring.evaluate import default_batch_tokens
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest, documents
+from chai_eval.scoring.prepare import PreparedTask, prepare
 from chai_eval.scoring.tasks import load_task
 
 DOCUMENTS = {"hellaswag": 200, "arc_easy": 300, "arc_challenge": 300, "piqa": 300, "boolq": 200}
@@ -44,7 +45,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class TaskFigures:
-    """What one task gave.
+    """What one task gave: seconds by contender (`stock`, `mha`, `chai`), and how far the first two agree.
 
     Attributes
     ----------
@@ -52,10 +53,6 @@ class TaskFigures:
         `request_by_request`, without padding, and `once`: of what requests have in common but once.
     stock_batch_size : int
         The fastest of stock lm-eval's, from `stock_trials` (seconds by size).
-    seconds : dict
-        By `stock`, `mha` and `chai`, repetition by repetition.
-    agreement : Agreement
-        Of our MHA with stock lm-eval.
     """
 
     documents: int
@@ -66,10 +63,6 @@ class TaskFigures:
     stock_trials: dict[int, float]
     seconds: dict[str, list[float]]
     agreement: Agreement
-
-    def times(self, peer: str, ours: str) -> float:
-        """How many times as fast as a peer we are."""
-        return ratio(self.seconds[peer], self.seconds[ours]).value
 
 
 def main(given: Sequence[str] | None = None) -> list[Row]:
@@ -209,7 +202,7 @@ def _rows(model: str, found: Mapping[str, TaskFigures]) -> list[Row]:
 
 def _line(name: str, found: TaskFigures) -> dict[str, str]:
     speed = {each: f"{found.documents / quantiles(times).median:.2f}" for each, times in found.seconds.items()}
-    equal = found.agreement
+    equal, seconds = found.agreement, found.seconds
     return {
         "task": name,
         "documents": str(found.documents),
@@ -217,8 +210,8 @@ def _line(name: str, found: TaskFigures) -> dict[str, str]:
         "stock doc/s": speed["stock"],
         "MHA doc/s": speed["mha"],
         "CHAI doc/s": speed["chai"],
-        "MHA ×": f"{found.times('stock', 'mha'):.2f}",
-        "CHAI ×": f"{found.times('mha', 'chai'):.2f}",
+        "MHA ×": f"{ratio(seconds['stock'], seconds['mha']).value:.2f}",
+        "CHAI ×": f"{ratio(seconds['mha'], seconds['chai']).value:.2f}",
         "max Δ": f"{equal.max_difference:.1e}",
         "differ": f"{equal.predictions_that_differ} of {equal.predictions}",
     }

@@ -3,161 +3,167 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from chai_eval.attention.inject import AttentionShape
-from chai_eval.attention.membership import average_linkage
+from chai_eval.attention.membership import partitions
 from chai_eval.calibration.counts import elbows, kv_saving, towards, within_budget, within_tolerance
 from chai_eval.calibration.medoids import kept_by, representatives
-from chai_eval.calibration.settings import CalibrationSettings
-from chai_eval.calibration.sums import Sums
+from chai_eval.calibration.settings import CalibrationSettings, FeatureKind
+from chai_eval.calibration.sums import HeadStatistics
 from chai_eval.calibration_file import PRESETS, runs
 from chai_eval.methods import Method, build_method
 
+# The two kinds of membership, by the names of their tensors. CHAI's own come with each request; fixed at the same
+# counts they are `chai_static`'s. Merges by output cost something else, so that `output_aware` has counts of its own.
+CHAI, OUTPUT_AWARE = "static_membership", "output_aware"
+
 
 @dataclass(frozen=True)
-class Preset:
-    """Counts that belong together, and what they save.
+class Candidates:
+    """What can be chosen of a kind of membership; at k - 1 in the second dimension stands what k clusters give.
+
+    Attributes
+    ----------
+    divergence : Tensor [layers, heads], float64
+        KL divergence predicted where one layer alone is clustered, in nats per token.
+    kept : Tensor [layers, heads], float64
+        K heads that are kept.
+    membership : Tensor [layers, heads, heads], int64
+        For each head the head that stands for its cluster.
+    """
+
+    divergence: Tensor
+    kept: Tensor
+    membership: Tensor
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen of a kind of membership under a preset.
 
     Attributes
     ----------
     counts : list of int
-        Clusters of each layer, for the methods that find clusters by what heads attend to.
+        Clusters of each layer.
     saving : float
-        Share of the K,V cache, as CHAI saves it.
+        Share of the K,V cache.
     divergence : float
-        KL divergence foretold of CHAI, in nats per token: what single layers give, added up.
-    static : Tensor [layers, heads], int64
-        For each head the lowest head of its cluster.
-    served_counts, served_saving, served_divergence, serving
-        The same for `output_aware`, whose merges cost something else: as large a saving by counts of its own. `serving`
-        is the head that serves each head.
+        KL divergence predicted, in nats per token: what single layers give, added up.
+    membership : Tensor [layers, heads], int64
     """
 
     counts: list[int]
     saving: float
     divergence: float
-    static: Tensor
-    served_counts: list[int]
-    served_saving: float
-    served_divergence: float
-    serving: Tensor
+    membership: Tensor
 
-
-@dataclass(frozen=True)
-class Choice:
-    """The presets of a calibration, and the rule that made them."""
-
-    presets: dict[str, Preset]
-    rule: str
-    predicted: Tensor
-    predicted_serving: Tensor
-
-    def methods(self, probe_tokens: int) -> list[Method]:
-        """CHAI and `output_aware` under each preset in turn."""
-        return [
-            method
-            for each in self.presets.values()
-            for method in (
-                build_method("chai", clusters=runs(each.counts), probe_tokens=probe_tokens),
-                build_method("output_aware", membership=each.serving.tolist()),
-            )
-        ]
-
-    def description(self, divergences: Sequence[float]) -> dict[str, Any]:
-        """As `calibration.json` has it: a divergence that is infinite as null.
-
-        Parameters
-        ----------
-        divergences : sequence of float
-            Of the `methods`, measured on text that calibration has not seen.
-        """
-        pairs = zip(divergences[::2], divergences[1::2], strict=True)
+    def description(self, measured: float) -> dict[str, Any]:
+        """As `calibration.json` has it, with the KL divergence that was measured; one that is infinite as null."""
         return {
-            name: {
-                "clusters": runs(each.counts),
-                "kv_saving": round(each.saving, 6),
-                "predicted_divergence": round(each.divergence, 6),
-                "divergence": _rounded(chai),
-                "output_aware": {
-                    "clusters": runs(each.served_counts),
-                    "kv_saving": round(each.served_saving, 6),
-                    "predicted_divergence": round(each.served_divergence, 6),
-                    "divergence": _rounded(served),
-                },
-                "rule": self.rule,
-            }
-            for (name, each), (chai, served) in zip(self.presets.items(), pairs, strict=True)
+            "clusters": runs(self.counts),
+            "kv_saving": round(self.saving, 6),
+            "predicted_divergence": round(self.divergence, 6),
+            "divergence": round(measured, 6) if math.isfinite(measured) else None,
         }
 
-    def tensors(self) -> dict[str, Tensor]:
-        """As `calibration.safetensors` has them."""
-        tensors = {
-            "predicted_divergence": self.predicted.float(),
-            "predicted_divergence.output_aware": self.predicted_serving.float(),
-        }
-        for name, each in self.presets.items():
-            tensors[f"static_membership.{name}"] = each.static
-            tensors[f"output_aware.{name}"] = each.serving
-        return tensors
 
-
-def _rounded(divergence: float) -> float | None:
-    return round(divergence, 6) if math.isfinite(divergence) else None
-
-
-def choose(
-    settings: CalibrationSettings,
-    sums: Sums,
-    predicted: Tensor,
-    serving: Tensor,
-    predicted_serving: Tensor,
-    shape: AttentionShape,
-) -> Choice:
-    """Choose counts by the rule that was asked for, and the memberships at those counts.
+def candidates_of(
+    sums: HeadStatistics, features: FeatureKind, serving: Tensor, predicted: tuple[Tensor, Tensor], kv_heads: int
+) -> dict[str, Candidates]:
+    """Both kinds of membership at every count.
 
     Parameters
     ----------
-    predicted : Tensor [layers, heads]
-        KL divergence when CHAI clusters one layer alone; column k - 1 with k clusters.
-    serving : Tensor [layers, heads, heads]
+    serving : Tensor [layers, heads, heads], int64
         See `serving_by_count`.
-    predicted_serving : Tensor [layers, heads]
-        KL divergence with those.
+    predicted : tuple of two Tensors [layers, heads]
+        See `sensitivity.layer_divergence`.
     """
-    heads, kv_heads = shape.heads, shape.kv_heads
-    kept = sums.mean("kept")
-    kept_serving = torch.tensor([kept_by(count, heads, kv_heads) for count in range(1, heads + 1)]).expand_as(kept)
-    distance = sums.mean(f"distance_{settings.features}")
-    presets = {}
-    for at, name in enumerate(PRESETS):
-        if settings.rule == "budget":
-            counts = within_budget(predicted, kept, kv_heads, settings.saving[at])
-            served = within_budget(predicted_serving, kept_serving, kv_heads, settings.saving[at])
-        else:
-            error = sums.mean("error")
-            by_curve = (
-                towards(elbows(error), heads, settings.elbow[at])
-                if settings.rule == "elbow"
-                else within_tolerance(error, settings.tolerance[at])
-            )
-            counts, served = (only_what_saves(by_curve, each, kv_heads) for each in (kept, kept_serving))
-        presets[name] = Preset(
-            counts,
-            kv_saving(counts, kept, kv_heads),
-            _total(predicted, counts),
-            static_membership(distance, counts),
-            served,
-            kv_saving(served, kept_serving, kv_heads),
-            _total(predicted_serving, served),
-            torch.stack([serving[layer, count - 1] for layer, count in enumerate(served)]),
-        )
-    return Choice(presets, settings.rule, predicted, predicted_serving)
+    layers, heads, _ = serving.shape
+    fewest = torch.tensor([kept_by(count, heads, kv_heads) for count in range(1, heads + 1)])
+    by_attention = partitions(sums.mean(f"distance_{features}"))
+    return {
+        CHAI: Candidates(predicted[0], sums.mean("kept"), by_attention),
+        OUTPUT_AWARE: Candidates(predicted[1], fewest.expand(layers, -1), serving),
+    }
+
+
+# By preset and kind of membership.
+Choices = Mapping[tuple[str, str], Choice]
+
+
+def choose(
+    settings: CalibrationSettings, candidates: Mapping[str, Candidates], error: Tensor | None, kv_heads: int
+) -> Choices:
+    """Choose counts by the rule that was asked for, for every preset and kind of membership.
+
+    Parameters
+    ----------
+    error : Tensor [layers, heads] or None
+        Error curves; None for a rule that uses none.
+    """
+    return {
+        (preset, kind): at_counts(each, _counts(settings, at, each, error, kv_heads), kv_heads)
+        for at, preset in enumerate(PRESETS)
+        for kind, each in candidates.items()
+    }
+
+
+def _counts(
+    settings: CalibrationSettings, preset: int, candidates: Candidates, error: Tensor | None, kv_heads: int
+) -> list[int]:
+    if error is None:
+        return within_budget(candidates.divergence, candidates.kept, kv_heads, settings.saving[preset])
+    if settings.rule == "elbow":
+        counts = towards(elbows(error), error.shape[1], settings.elbow[preset])
+    else:
+        counts = within_tolerance(error, settings.tolerance[preset])
+    return only_what_saves(counts, candidates.kept, kv_heads)
+
+
+def at_counts(candidates: Candidates, counts: list[int], kv_heads: int) -> Choice:
+    """What counts give."""
+    return Choice(
+        counts,
+        kv_saving(counts, candidates.kept, kv_heads),
+        sum(column(candidates.divergence, counts).tolist()),
+        column(candidates.membership, counts),
+    )
+
+
+def column(values: Tensor, counts: Sequence[int]) -> Tensor:
+    """For each layer what stands at its count: `[layers, heads, ...]` to `[layers, ...]`."""
+    return values[torch.arange(len(counts)), torch.tensor(counts) - 1]
+
+
+def methods(choices: Choices, probe_tokens: int) -> list[Method]:
+    """The method that each choice was made for, in their order."""
+    return [
+        build_method("chai", clusters=runs(each.counts), probe_tokens=probe_tokens)
+        if kind == CHAI
+        else build_method("output_aware", membership=each.membership.tolist())
+        for (_, kind), each in choices.items()
+    ]
+
+
+def description(choices: Choices, measured: Sequence[float], rule: str) -> dict[str, Any]:
+    """The presets as `calibration.json` has them.
+
+    Parameters
+    ----------
+    measured : sequence of float
+        Divergence of each of the `methods`, on text that calibration has not seen.
+    """
+    described = {key: each.description(kl) for (key, each), kl in zip(choices.items(), measured, strict=True)}
+    return {
+        preset: {**described[preset, CHAI], "output_aware": described[preset, OUTPUT_AWARE], "rule": rule}
+        for preset in PRESETS
+    }
 
 
 def only_what_saves(counts: Sequence[int], kept: Tensor, kv_heads: int) -> list[int]:
@@ -166,41 +172,20 @@ def only_what_saves(counts: Sequence[int], kept: Tensor, kv_heads: int) -> list[
     return [heads if float(kept[at, count - 1]) >= kv_heads else count for at, count in enumerate(counts)]
 
 
-def static_membership(distance: Tensor, counts: Sequence[int]) -> Tensor:
-    """For each layer and head the lowest head of its cluster, `[layers, heads]`: average linkage on mean distances.
-
-    Parameters
-    ----------
-    distance : Tensor [layers, heads, heads], float64
-    counts : sequence of int
-    """
-    return torch.cat([average_linkage(distance[at : at + 1], count) for at, count in enumerate(counts)])
-
-
-def serving_heads(cost: Tensor, counts: Sequence[int], kv_heads: int) -> Tensor:
-    """For each layer and head the head that serves it at the least cost, `[layers, heads]`.
+def serving_by_count(cost: Tensor, kv_heads: int) -> Tensor:
+    """For each layer, number of representatives and head the head that serves it at the least cost.
 
     Parameters
     ----------
     cost : Tensor [layers, heads, heads]
-    counts : sequence of int
+
+    Returns
+    -------
+    Tensor [layers, heads, heads], int64
     """
     heads = cost.shape[1]
-    return torch.stack(
-        [representatives(cost[at], count, kv_heads, kept_by(count, heads, kv_heads)) for at, count in enumerate(counts)]
-    )
-
-
-def serving_by_count(cost: Tensor, kv_heads: int) -> Tensor:
-    """For each layer, number of representatives and head the head that serves it: `[layers, heads, heads]`.
-
-    Parameters
-    ----------
-    cost : Tensor [layers, heads, heads]
-    """
-    layers, heads, _ = cost.shape
-    return torch.stack([serving_heads(cost, [count] * layers, kv_heads) for count in range(1, heads + 1)], dim=1)
-
-
-def _total(predicted: Tensor, counts: Sequence[int]) -> float:
-    return sum(float(predicted[layer, count - 1]) for layer, count in enumerate(counts))
+    by_count = [
+        torch.stack([representatives(layer, count, kv_heads, kept_by(count, heads, kv_heads)) for layer in cost])
+        for count in range(1, heads + 1)
+    ]
+    return torch.stack(by_count, dim=1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import PreTrainedModel
+
+from chai_eval.calibration.observe import Seen, observe
+from chai_eval.methods.keep import kept_count
 
 WIDTH = 1000
 LEARNING_RATE = 1e-3
@@ -16,11 +20,40 @@ TOKENS_PER_STEP = 256
 SPARSITIES = (0.1, 0.3, 0.5)
 
 
+class HeadOutputs:
+    """What predictors are fed and what they should tell, at some tokens of a pass: a watcher for `observe`.
+
+    Parameters
+    ----------
+    columns : Tensor [n], int64
+        Of the tokens.
+    """
+
+    def __init__(self, columns: Tensor) -> None:
+        self._columns = columns
+        self._inputs: dict[int, Tensor] = {}
+        self._norms: dict[int, Tensor] = {}
+
+    def __call__(self, seen: Seen) -> None:
+        columns = self._columns.to(seen.output.device)
+        self._inputs[seen.call.index] = seen.hidden[:, columns].float()
+        self._norms[seen.call.index] = seen.output[:, :, columns].float().norm(dim=-1).transpose(1, 2)
+
+    def inputs(self) -> Tensor:
+        """The input of attention in the layer before, `[layers, tokens, hidden]`; the first layer's is its own."""
+        inputs = [self._inputs[max(layer - 1, 0)] for layer in range(len(self._inputs))]
+        return torch.stack(inputs).flatten(1, 2)
+
+    def norms(self) -> Tensor:
+        """Norm of each head's output before the output projection, `[layers, tokens, heads]`."""
+        return torch.stack([each for _, each in sorted(self._norms.items())]).flatten(1, 2)
+
+
 class Predictors:
     """One predictor a layer, trained together.
 
-    Layer l's predictor is fed the input of attention in layer l - 1 (the first layer's its own), so that it can be
-    asked while the layer before is still at work.
+    Layer l's predictor is fed the input of attention in layer l - 1, so that it can be asked while the layer before is
+    still at work.
 
     Attributes
     ----------
@@ -36,17 +69,10 @@ class Predictors:
             weight.requires_grad_()
         self.optimizer = torch.optim.Adam([self.down, self.up], lr=LEARNING_RATE)
 
-    def train(self, inputs: Tensor, norms: Tensor) -> None:
-        """Go on learning from a batch of tokens.
-
-        Parameters
-        ----------
-        inputs : Tensor [layers, tokens, hidden]
-            See `fed`.
-        norms : Tensor [layers, tokens, heads]
-            Norm of each head's output before the output projection.
-        """
-        labels = kept_heads(norms, SPARSITIES)
+    def train(self, outputs: HeadOutputs) -> None:
+        """Go on learning from a batch of tokens."""
+        inputs, norms = outputs.inputs(), outputs.norms()
+        labels = torch.stack([top_heads(norms, each) for each in SPARSITIES]).float().mean(0)
         for x, y in zip(inputs.split(TOKENS_PER_STEP, 1), labels.split(TOKENS_PER_STEP, 1), strict=True):
             with torch.enable_grad():
                 loss = binary_cross_entropy_with_logits(self.scores(x), y, reduction="none").mean((1, 2)).sum()
@@ -58,43 +84,39 @@ class Predictors:
         """`[layers, tokens, hidden]` to a score of every head, `[layers, tokens, heads]`: higher is more needed."""
         return inputs @ self.down.transpose(1, 2) @ self.up.transpose(1, 2)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Any]:
         """Weights and the optimizer's state, to go on from."""
-        state = {"down": self.down.detach(), "up": self.up.detach()}
-        for at, moments in self.optimizer.state_dict()["state"].items():
-            state |= {f"{name}.{at}": value for name, value in moments.items()}
-        return state
+        return {"down": self.down.detach(), "up": self.up.detach(), "optimizer": self.optimizer.state_dict()}
 
-    def resume(self, state: Mapping[str, Tensor]) -> None:
+    def resume(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
-        whole = self.optimizer.state_dict()
-        for key, value in state.items():
-            name, _, at = key.partition(".")
-            if at:
-                whole["state"].setdefault(int(at), {})[name] = value
-            else:
-                getattr(self, name).data.copy_(value)
-        self.optimizer.load_state_dict(whole)
+        self.down.data.copy_(state["down"])
+        self.up.data.copy_(state["up"])
+        self.optimizer.load_state_dict(state["optimizer"])
 
 
-def fed(inputs: Sequence[Tensor]) -> Tensor:
-    """What predictors read: the input of the layer before, `[layers, tokens, hidden]` in float32."""
-    return torch.stack([inputs[max(layer - 1, 0)].float() for layer in range(len(inputs))])
+def top_heads(values: Tensor, sparsity: float) -> Tensor:
+    """Whether each head is among the ⌈(1 - s) H⌉ with the largest values: `[..., heads]`."""
+    rank = values.argsort(-1, descending=True).argsort(-1)
+    return rank < kept_count(values.shape[-1], sparsity)
 
 
-def kept_heads(norms: Tensor, sparsities: Sequence[float]) -> Tensor:
-    """At how large a share of the sparsities each head is among the ⌈(1 - s) H⌉ with the largest norms; 0 to 1."""
-    heads = norms.shape[-1]
-    rank = norms.argsort(-1, descending=True).argsort(-1)
-    kept = [rank < math.ceil((1 - sparsity) * heads) for sparsity in sparsities]
-    return torch.stack(kept).float().mean(0)
+def recalls(model: PreTrainedModel, predictors: Predictors, samples: Sequence[Tensor]) -> dict[str, Any]:
+    """Share of the true top heads that predictors find on text that they have not learnt from, by sparsity and layer.
 
-
-def recall(scores: Tensor, norms: Tensor, sparsity: float) -> Tensor:
-    """Share of the true top heads that are among the predicted ones, of every layer: `[layers]`."""
-    keep = math.ceil((1 - sparsity) * norms.shape[-1])
-    true, predicted = (
-        torch.zeros_like(each, dtype=torch.bool).scatter_(-1, each.topk(keep, -1).indices, True)
-        for each in (norms, scores)
-    )
-    return (true & predicted).sum(-1).float().mean(-1) / keep
+    Parameters
+    ----------
+    samples : sequence of Tensor [tokens], int64
+    """
+    by_sample = []
+    for sample in samples:
+        outputs = HeadOutputs(torch.arange(len(sample)))
+        observe(model, [sample[None]], [outputs])
+        scores, norms = predictors.scores(outputs.inputs()), outputs.norms()
+        pairs = [(top_heads(norms, each), top_heads(scores, each)) for each in SPARSITIES]
+        by_sample.append(torch.stack([(true & said).sum((1, 2)) / true.sum((1, 2)) for true, said in pairs]))
+    mean = torch.stack(by_sample).mean(0)  # [sparsities, layers]
+    return {
+        str(sparsity): {"mean": round(float(each.mean()), 4), "layers": [round(float(one), 4) for one in each]}
+        for sparsity, each in zip(SPARSITIES, mean, strict=True)
+    }

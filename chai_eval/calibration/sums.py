@@ -2,98 +2,166 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from chai_eval.attention.inject import AttentionShape
-from chai_eval.attention.membership import partitions
-from chai_eval.calibration.kmeans import error_curve
-from chai_eval.calibration.observe import Observed
+from chai_eval.attention.membership import cosine_distance, partitions
+from chai_eval.calibration.kmeans import error_curve, gram
+from chai_eval.calibration.observe import Seen
 from chai_eval.calibration.settings import Algorithm, FeatureKind
 
 
-@dataclass
-class Sums:
-    """Sums over samples, in float64 on the CPU; `mean` divides.
+@dataclass(frozen=True)
+class ErrorCurves:
+    """How curves of the clustering error over the number of clusters are computed.
 
     Attributes
     ----------
-    samples : Tensor [], int64
-    error : Tensor [layers, heads]
-        Column k - 1: Σ_h ‖x_h - μ_c(h)‖² with k clusters.
-    distance_last_row, distance_probe : Tensor [layers, heads, heads]
-        Cosine distances of the heads' features.
-    output_cost : Tensor [layers, heads, heads]
-        See `observe.serving_costs`.
-    importance : Tensor [layers, heads]
-    kept : Tensor [layers, heads]
-        Column k - 1: K heads that CHAI's representatives (the lowest heads) need; k itself unless heads share them.
+    features : "last_row" or "probe"
+        What heads are clustered by.
+    algorithm : "kmeans" or "average"
+        How clusters are found.
+    starts : int
+        Of K-Means.
     """
 
-    samples: Tensor
-    error: Tensor
-    distance_last_row: Tensor
-    distance_probe: Tensor
-    output_cost: Tensor
-    importance: Tensor
-    kept: Tensor
+    features: FeatureKind
+    algorithm: Algorithm
+    starts: int
 
-    @classmethod
-    def empty(cls, shape: AttentionShape) -> Sums:
-        """Before the first sample."""
-        layers, heads = shape.layers, shape.heads
-        by_count, by_pair = (layers, heads), (layers, heads, heads)
-        sizes = (by_count, by_pair, by_pair, by_pair, by_count, by_count)
-        return cls(torch.zeros((), dtype=torch.int64), *(torch.zeros(size, dtype=torch.float64) for size in sizes))
-
-    def add(
-        self,
-        seen: Observed,
-        shape: AttentionShape,
-        features: FeatureKind,
-        algorithm: Algorithm,
-        starts: int,
-        generator: torch.Generator,
-    ) -> None:
-        """Add a batch of samples.
+    def of(self, products: Tensor, distance: Tensor, generator: torch.Generator) -> Tensor:
+        """Σ_h ‖x_h - μ_c(h)‖² in column k - 1 with k clusters, `[rows, heads]`, float64.
 
         Parameters
         ----------
-        features : "last_row" or "probe"
-            What the error curve is computed from.
-        algorithm : "kmeans" or "average"
-            How its clusters are found.
-        starts, generator
-            Of K-Means.
+        products, distance : Tensor [rows, heads, heads], float64
+            Of the heads' features: `kmeans.gram` and cosine distances.
+        generator : torch.Generator
+            Of the starts.
         """
-        layers, samples, heads, _ = seen.output_cost.shape
-        self.samples += samples
-        for name in ("distance_last_row", "distance_probe", "output_cost", "importance"):
-            getattr(self, name).add_(getattr(seen, name).sum(1))
-        products = getattr(seen, f"products_{features}").flatten(0, 1)  # [layers * samples, heads, heads]
-        by_probe = partitions(seen.distance_probe.flatten(0, 1))
-        if algorithm == "kmeans":
-            errors = error_curve(products, starts, generator)
-        elif features == "probe":
-            errors = partition_errors(products, by_probe)
-        else:
-            errors = partition_errors(products, partitions(seen.distance_last_row.flatten(0, 1)))
-        for name, each in (
-            ("error", errors),
-            ("kept", _distinct(by_probe // (heads // shape.kv_heads), shape.kv_heads)),
-        ):
-            getattr(self, name).add_(each.view(layers, samples, heads).sum(1))
+        if self.algorithm == "kmeans":
+            return error_curve(products, self.starts, generator)
+        return partition_errors(products, partitions(distance))
+
+
+@dataclass
+class BatchStatistics:
+    """What a batch of samples tells about every layer, as a watcher for `observe`.
+
+    Attributes
+    ----------
+    factors : sequence of Tensor [heads, head_dim, head_dim]
+        See `output_projection.output_factors`.
+    queries : Tensor [n], int64
+        Columns whose queries are taken for the costs; keys are all before them.
+    probe_tokens : int
+    curves : ErrorCurves or None
+        None leaves out what only these need.
+    found : dict
+        By name and layer, each with samples as the first dimension: what `HeadStatistics` sums, and `products` of the
+        features that the curves are computed from.
+    """
+
+    factors: Sequence[Tensor]
+    queries: Tensor
+    probe_tokens: int
+    curves: ErrorCurves | None = None
+    found: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+
+    def __call__(self, seen: Seen) -> None:
+        last = torch.tensor([seen.query.shape[2] - 1])
+        probabilities = seen.probabilities(torch.cat((self.queries, last)))
+        features = {"last_row": probabilities[:, :, -1], "probe": seen.probe(self.probe_tokens)}
+        cost, importance = serving_costs(probabilities[:, :, :-1], seen.value, self.factors[seen.call.index])
+        found = {f"distance_{kind}": cosine_distance(each) for kind, each in features.items()}
+        found |= {"output_cost": cost, "importance": importance}
+        if self.curves is not None:
+            found["products"] = gram(features[self.curves.features])
+        for name, each in found.items():
+            self.found.setdefault(name, {})[seen.call.index] = each.cpu()
+
+    def stacked(self, name: str) -> Tensor:
+        """What was found under a name: `[layers, samples, ...]`."""
+        return torch.stack([each for _, each in sorted(self.found[name].items())])
+
+
+class HeadStatistics:
+    """Means over samples of what each layer shows, kept as sums in float64 on the CPU.
+
+    `distance_last_row`, `distance_probe` : [layers, heads, heads]
+        Cosine distances of heads by the last token's attention, and by that of the probe.
+    `output_cost` : [layers, heads, heads]
+        See `serving_costs`.
+    `importance` : [layers, heads]
+        Mean squared norm of what each head adds to the layer's output.
+    `kept` : [layers, heads]
+        Column k - 1: K heads that CHAI's representatives (the lowest heads) need; k itself unless heads share them.
+    `error` : [layers, heads]
+        See `ErrorCurves`; only where they were asked for.
+    """
+
+    def __init__(self, sums: Mapping[str, Tensor] | None = None) -> None:
+        self.sums = dict(sums or {})
+
+    @property
+    def samples(self) -> int:
+        """How many samples there were."""
+        return int(self.sums.get("samples", 0))
+
+    def add(self, batch: BatchStatistics, kv_heads: int, generator: torch.Generator) -> None:
+        """Add a batch of samples; the generator is that of the error curves."""
+        found = {name: batch.stacked(name) for name in batch.found}
+        layers, samples, heads, _ = found["distance_probe"].shape
+        by_probe = partitions(found["distance_probe"].flatten(0, 1))
+        found["kept"] = _distinct(by_probe // (heads // kv_heads), kv_heads).view(layers, samples, heads)
+        if batch.curves is not None:
+            products = found.pop("products").flatten(0, 1)  # [layers * samples, heads, heads]
+            distance = found[f"distance_{batch.curves.features}"].flatten(0, 1)
+            found["error"] = batch.curves.of(products, distance, generator).view(layers, samples, heads)
+        totals = {name: each.sum(1) for name, each in found.items()} | {"samples": torch.tensor(samples)}
+        for name, each in totals.items():
+            self.sums[name] = self.sums[name] + each if name in self.sums else each
 
     def mean(self, name: str) -> Tensor:
-        """Mean over samples of what is summed under that name."""
-        total: Tensor = getattr(self, name)
-        return total / self.samples
+        """Mean over samples of what stands under that name."""
+        return self.sums[name] / self.sums["samples"]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All sums by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+def serving_costs(probabilities: Tensor, value: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """What it costs the layer's output when one head's probabilities serve another.
+
+    c(i, r) = E ‖(A_i - A_r) V_i W_O,i‖² over queries: head i keeps its values and its slice of the output projection.
+
+    Parameters
+    ----------
+    probabilities : Tensor [rows, heads, queries, keys]
+    value : Tensor [rows, kv_heads, keys, head_dim]
+    factors : Tensor [heads, head_dim, head_dim]
+        See `output_projection.output_factors`.
+
+    Returns
+    -------
+    Tensor [rows, heads, heads], float64
+        Not symmetric; zero on the diagonal.
+    Tensor [rows, heads], float64
+        E ‖A_i V_i W_O,i‖².
+    """
+    rows, heads, queries, _ = probabilities.shape
+    group = heads // value.shape[1]
+    # Every head's probabilities with every head's values: [rows, kv_heads, heads, queries, head_dim].
+    mixed = torch.matmul(probabilities.flatten(1, 2)[:, None], value.float()).unflatten(2, (heads, queries))
+    cost = torch.empty(rows, heads, heads, dtype=torch.float64, device=value.device)
+    importance = torch.empty(rows, heads, dtype=torch.float64, device=value.device)
+    for head in range(heads):
+        served = mixed[:, head // group]
+        factor = factors[head].T
+        change = torch.matmul(served - served[:, head : head + 1], factor)
+        cost[:, head] = change.square().sum(-1).mean(-1)
+        importance[:, head] = torch.matmul(served[:, head], factor).square().sum(-1).mean(-1)
+    return cost, importance
 
 
 def partition_errors(products: Tensor, lowest: Tensor) -> Tensor:

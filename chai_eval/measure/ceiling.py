@@ -60,9 +60,6 @@ def measure_ceiling(
 
     Parameters
     ----------
-    device : torch.device
-    dtype : torch.dtype
-    clock : Clock or None
     nbytes : int or None
         Bytes of the copied tensor; by default what doesn't fit into caches.
     side : int or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chai_eval.attention.inject import AttentionShape
+from chai_eval.attention.shape import AttentionShape
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.memory import Memory
 from chai_eval.measure.room import OutOfMemory
@@ -102,17 +102,7 @@ class ModelFacts(AttentionShape):
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished measurement.
-
-    Attributes
-    ----------
-    contenders : list of dict
-        Name and settings of each.
-    notes : list of str
-        What was not measured, and why.
-    samples : list of Sample
-        One for each timed forward pass.
-    """
+    """A finished measurement; `contenders` has name and settings of each, `notes` what was not measured and why."""
 
     model: ModelFacts
     clock: str

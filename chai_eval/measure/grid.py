@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.measure.ceiling import Ceiling, measure_ceiling
 from chai_eval.measure.clock import Clock, clock_for
 from chai_eval.measure.contenders import BASELINE, Contender, contenders, distinct_names

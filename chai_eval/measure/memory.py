@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from chai_eval.attention import RowLayer
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.measure import generation
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure.room import OutOfMemory, proc_bytes
@@ -56,14 +56,9 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """Memory of a phase: its cache at the end, and bytes in use where peaks were taken.
+    """Memory of a phase: its cache at the end and, where peaks were taken, most in use at once and in use at the end.
 
-    Attributes
-    ----------
-    peak_bytes, settled_bytes : int or None
-        Most in use at once, and in use at the end.
-    peak_above_before_bytes, settled_above_before_bytes : int or None
-        Both less what was in use before the prefill.
+    Both are given also `above_before`: less what was in use before the prefill.
     """
 
     cache: CacheSize

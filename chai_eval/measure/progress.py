@@ -40,7 +40,7 @@ class Progress:
         name : str
             Of a file.
         kind : type
-            A dataclass of what `serialise` can turn into JSON and back.
+            What `serialise` can turn into JSON and back.
 
         Raises
         ------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure_settings import Point
 
@@ -24,16 +24,9 @@ NO_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A point that didn't fit.
+    """A point that didn't fit: what it would have needed beside the weights, and what was free, where that is told.
 
-    Attributes
-    ----------
-    asked_bytes : int or None
-        What it would have needed beside the weights; None where the device doesn't say.
-    free_bytes : int or None
-        What was free.
-    foreseen : bool
-        It was not tried: a process that asks for too much is killed, and its measurements with it.
+    Where `foreseen` it was not tried: a process that asks for too much is killed, and its measurements with it.
     """
 
     asked_bytes: int | None
@@ -127,23 +120,20 @@ def _available() -> int | None:
     return int(psutil.virtual_memory().available)
 
 
-# (limit, usage, statistics) of the group's memory, in versions 2 and 1 of control groups.
-_GROUPS: Sequence[tuple[str, str, str]] = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
+# Folder of the group's memory, and its limit and usage there, in versions 2 and 1 of control groups.
+_GROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 
 
 def _left_in_group() -> int | None:
-    for limit, usage, statistics in _GROUPS:
+    for folder, *sizes in _GROUPS:
         try:
-            allowed, used = int(Path(limit).read_text()), int(Path(usage).read_text())
+            allowed, used = (int(Path(folder, name).read_text()) for name in sizes)
             # Pages of files count as used, and are given back when memory is short.
-            cached = re.search(r"^(?:total_)?inactive_file (\d+)", Path(statistics).read_text(), flags=re.MULTILINE)
+            told = Path(folder, "memory.stat").read_text()
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", told, flags=re.MULTILINE)
         except (OSError, ValueError):  # no such group, or "max"
             continue
         return allowed - used + (int(cached[1]) if cached is not None else 0)

@@ -91,7 +91,7 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
 
 
 def _key_parts(first: Settings, loaded: LoadedModel, methods: Sequence[Contender]) -> dict[str, Any]:
-    modules, known = (type(each.method).__module__ for each in methods), versions()
+    modules, known = [name for each in methods if each.method is not None for name in each.method.modules], versions()
     return {
         "model": {"fingerprint": loaded.fingerprint, "architecture": loaded.architecture, "dtype": loaded.dtype},
         "device": loaded.device,

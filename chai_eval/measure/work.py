@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_layers, attention_shape
+from chai_eval.attention.shape import attention_layers, attention_shape
 from chai_eval.methods.base import LayerFootprint
 
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attention_layers
 from chai_eval.attention.agreement import check_agreement
-from chai_eval.attention.inject import AttentionShape, attention_shape
 from chai_eval.attention.masks import Window
+from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.errors import SettingError
 
 
@@ -63,6 +63,11 @@ class Method(ABC):
     def mark(self) -> str:
         """What caches filled under this method are marked with: its name and settings."""
         return f"{self.name} {json.dumps(self.settings(), sort_keys=True)}"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that say what the method does; results are named by their code, and all that they import."""
+        return (type(self).__module__,)
 
     def settings(self) -> dict[str, Any]:
         """All settings that can change a number, as plain JSON types."""

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Membership, Plan, ProbePlan, membership_of, probe_features, probe_probabilities
-from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features
+from chai_eval.attention.shape import attention_shape
 from chai_eval.methods.checks import one_of, positive
 from chai_eval.methods.clustering import Clustering
 from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, resolved

@@ -9,7 +9,7 @@ from typing import ClassVar
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Plan, Prefill
-from chai_eval.attention.inject import AttentionShape, attention_shape
+from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.methods.base import LayerFootprint, Method
 from chai_eval.methods.checks import one_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import calibrated_presets, check_description, runs
 from chai_eval.errors import SettingError
 from chai_eval.resources import paper_dir

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import AttentionCall, Hooks, attention_layers
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention import AttentionCall, Hooks
+from chai_eval.attention.inputs import attention_inputs
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import COMMAND, Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
@@ -131,20 +132,12 @@ def predicted_scores(model: PreTrainedModel, predictors: list[Predictor], scores
     """Put each layer's head scores into `scores`, `[batch, tokens, heads]`, before the layer attends."""
     on_device = [(down.to(model.device), up.to(model.device)) for down, up in predictors]
 
-    def before(index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        if index == 0:
+    def before(layer: int, hidden: Tensor) -> None:
+        if layer == 0:
             scores.clear()  # a pass that failed may have left some
             scores[0] = head_scores(hidden, on_device[0])
-        if index + 1 < len(on_device):
-            scores[index + 1] = head_scores(hidden, on_device[index + 1])
+        if layer + 1 < len(on_device):
+            scores[layer + 1] = head_scores(hidden, on_device[layer + 1])
 
-    handles = [
-        module.register_forward_pre_hook(partial(before, index), with_kwargs=True)
-        for index, module in attention_layers(model).items()
-    ]
-    try:
+    with attention_inputs(model, before):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import FixedPlan, Membership, Plan
-from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.membership import membership_from_labels
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import PRESETS, Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.checks import one_of

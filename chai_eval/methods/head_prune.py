@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import AttentionCall, Hooks, Source, full_attention, stored
-from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.probe import repeat_heads
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method

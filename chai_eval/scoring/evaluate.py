@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from dataclasses import dataclass
@@ -13,49 +12,18 @@ import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.errors import RunError
 from chai_eval.methods.base import Method
-from chai_eval.scoring.chat import chat_template
 from chai_eval.scoring.decode import DecodedLM
-from chai_eval.scoring.examples import set_examples
-from chai_eval.scoring.hashes import content_hash
 from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored
 from chai_eval.scoring.own_tasks import sandboxed_templates
+from chai_eval.scoring.prepare import PreparedTask
 from chai_eval.scoring.ranks import Ranks
-from chai_eval.task_settings import AS_TASKS_SAY, PromptSettings
 
 # Resamplings for the standard errors that have no formula (perplexity and the like); means have one.
 BOOTSTRAP_ITERATIONS = 1000
-
-
-@dataclass(frozen=True)
-class PreparedTask:
-    """A task with its requests built, and the hashes of what they were built from.
-
-    Attributes
-    ----------
-    prompts_hash : str
-        Of every prompt, continuation and document, in order.
-    config_hash : str
-        Of the task as lm-eval resolved it: templates, splits, metrics, filters.
-    prompts : PromptSettings
-        How they were built.
-    chat_template : str or None
-        The template that they went through.
-    """
-
-    task: Task
-    task_name: str
-    limit: int | None
-    seed: int
-    n_documents: int
-    n_requests: int
-    prompts_hash: str
-    config_hash: str
-    prompts: PromptSettings = AS_TASKS_SAY
-    chat_template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,75 +45,6 @@ class Scores:
     samples: pd.DataFrame
     metrics: dict[str, dict[str, float | None]]
     batch: dict[str, int]
-
-
-def prepare(
-    task: Task,
-    *,
-    limit: int | None,
-    seed: int,
-    prompts: PromptSettings = AS_TASKS_SAY,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> PreparedTask:
-    """Build a task's requests.
-
-    Parameters
-    ----------
-    task : lm_eval.api.task.Task
-        Left as it is: what is prepared are requests of a copy.
-    limit : int or None
-        First documents to use; None for all.
-    seed : int
-        Of the few-shot examples, where the task has any.
-    prompts : PromptSettings
-    tokenizer : PreTrainedTokenizerBase or None
-        Whose chat template is applied; needed for nothing else.
-
-    Raises
-    ------
-    SettingError
-        For a chat template that isn't there, or more examples than there are.
-    """
-    task = _apart(task)
-    set_examples(task, prompts.num_fewshot, seed)
-    chat = chat_template(tokenizer, prompts)
-    set_seed(seed)  # as lm-eval does before it builds them again: a task may draw from the global generators
-    with sandboxed_templates():
-        task.build_all_requests(
-            limit=limit,
-            system_instruction=prompts.system_instruction,
-            apply_chat_template=chat is not None,
-            fewshot_as_multiturn=prompts.multiturn,
-            chat_template=None if chat is None else chat.apply_chat_template,
-        )
-    instances = task.instances
-    if not instances:
-        raise RunError(f"task: {task.config.task} has no documents")
-    # The documents too: what is right is in them, and in no prompt.
-    built = [
-        [instance.doc_id, instance.idx, instance.request_type, instance.args, instance.doc] for instance in instances
-    ]
-    return PreparedTask(
-        task,
-        str(task.config.task),
-        limit,
-        seed,
-        len({instance.doc_id for instance in instances}),
-        len(instances),
-        content_hash(built),
-        content_hash(task.dump_config()),
-        prompts,
-        None if chat is None else chat.text,
-    )
-
-
-def _apart(task: Task) -> Task:
-    """A task with the same documents, whose requests, settings and examples are its own."""
-    own = copy.copy(task)
-    own._config = copy.copy(task.config)
-    if hasattr(task, "sampler"):
-        own.sampler = copy.copy(task.sampler)
-    return own
 
 
 def score(
@@ -201,22 +100,7 @@ def score(
             seed=prepared.seed,
             ranks=ranks,
         )
-        with sandboxed_templates():
-            results = simple_evaluate(
-                model=lm,
-                tasks=[prepared.task],
-                # The default one reads all of lm-eval's task files, which takes longer than many a task.
-                task_manager=TaskManager(include_defaults=False),
-                limit=prepared.limit,
-                bootstrap_iters=BOOTSTRAP_ITERATIONS,
-                system_instruction=prepared.prompts.system_instruction,
-                apply_chat_template=prepared.chat_template is not None,
-                fewshot_as_multiturn=prepared.prompts.multiturn,
-                random_seed=prepared.seed,
-                numpy_random_seed=prepared.seed,
-                torch_random_seed=prepared.seed,
-                fewshot_random_seed=prepared.seed,
-            )
+        results = _evaluated(lm, prepared)
     if not ranks.first:
         return None  # nor has lm-eval given any results: it looks at the launcher's LOCAL_RANK
     return Scores(
@@ -224,6 +108,27 @@ def score(
         _metrics(prepared.task_name, results["results"][prepared.task_name]),
         {"batch_tokens": budget, "generation_batch": GENERATION_BATCH},
     )
+
+
+def _evaluated(lm: PackedLM, prepared: PreparedTask) -> dict[str, Any]:
+    """What lm-eval makes of a task's requests, which `lm` scores."""
+    with sandboxed_templates():
+        results: dict[str, Any] = simple_evaluate(
+            model=lm,
+            tasks=[prepared.task],
+            # The default one reads all of lm-eval's task files, which takes longer than many a task.
+            task_manager=TaskManager(include_defaults=False),
+            limit=prepared.limit,
+            bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            system_instruction=prepared.prompts.system_instruction,
+            apply_chat_template=prepared.chat_template is not None,
+            fewshot_as_multiturn=prepared.prompts.multiturn,
+            random_seed=prepared.seed,
+            numpy_random_seed=prepared.seed,
+            torch_random_seed=prepared.seed,
+            fewshot_random_seed=prepared.seed,
+        )
+    return results
 
 
 def default_batch_tokens(model: PreTrainedModel) -> int:

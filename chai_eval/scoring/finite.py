@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from chai_eval.attention.inject import attention_layers
+from chai_eval.attention.shape import attention_layers
 from chai_eval.errors import RunError
 
 

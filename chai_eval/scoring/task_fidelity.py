@@ -13,9 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.methods.base import Method
 from chai_eval.scoring.compare import compare
-from chai_eval.scoring.evaluate import PreparedTask, default_batch_tokens
+from chai_eval.scoring.evaluate import default_batch_tokens
 from chai_eval.scoring.fidelity import Fidelity, summary
 from chai_eval.scoring.pack import Tokens
+from chai_eval.scoring.prepare import PreparedTask
 from chai_eval.scoring.ranks import Ranks
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.errors import SettingError
 from chai_eval.models.embeddings import all_embedded, check_embedded, pad_embedded
-from chai_eval.scoring.evaluate import PreparedTask
+from chai_eval.scoring.prepare import PreparedTask
 from chai_eval.scoring.task_fidelity import request_tokens
 
 GENERATES = "generate_until"

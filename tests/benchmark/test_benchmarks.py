@@ -14,6 +14,7 @@ from chai_eval.benchmark import all as all_of_them
 from chai_eval.benchmark import attention, command, membership, model
 from chai_eval.benchmark.attention import LayerTensors, Shape, layer_tensors
 from chai_eval.benchmark.records import PUBLISHED, Row, records, rows_of, rows_table
+from chai_eval.benchmark.scoring import TaskFigures
 from chai_eval.measure.figures import Measured
 from chai_eval.measure.serialise import from_json, to_json
 from chai_eval.measure.statistics import Ratio
@@ -134,3 +135,5 @@ def test_published_records_are_read_and_their_promises_are_those_of_the_table(pa
     if "measured" in record:
         assert to_json(from_json(Measured, record["measured"])) == record["measured"]
         assert "TTFT ms" in tables(record["measured"])
+    if "tasks" in record:
+        assert to_json(from_json(dict[str, TaskFigures], record["tasks"])) == record["tasks"]

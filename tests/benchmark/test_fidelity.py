@@ -63,6 +63,16 @@ def test_records_of_another_preset_and_text_stand_beside_each_other(folder: Path
     assert record["methods"]["v_reuse, budget counts"]["divergence"]["low"] is not None
 
 
+def test_elbow_rows_follow_the_error_curves_of_the_calibration_that_has_some(folder: Path) -> None:
+    few = ("samples=6", "tokens=32", "batch_tokens=64", "starts=2", "sensitivity_samples=2", "predictor=false")
+    given = [f"text='{folder / 'my text.txt'}'", f"out={folder / 'elbow'}", "rule=elbow", *few]
+    calibrate(parse_calibration(composed("calibrate", ["model=tiny_llama_random", *given])), "command")
+    without, _ = compared(folder, "--sequences", "1")
+    found, _ = compared(folder, "--sequences", "1", "--elbows", str(folder / "elbow"))
+    assert found.keys() - without.keys() == {"chai, elbow counts", "output_aware, chai's elbow counts"}
+    assert all(found[name].divergence.value == each.divergence.value for name, each in without.items())
+
+
 @pytest.mark.parametrize("option", ["--tokens", "--sequences"])
 @pytest.mark.parametrize("given", ["0", "-3", "half"])
 def test_numbers_that_compare_nothing_are_refused(option: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:

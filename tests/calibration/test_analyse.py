@@ -11,8 +11,9 @@ import torch
 from chai_eval.analyse import analyse, main
 from chai_eval.attention.membership import membership_of
 from chai_eval.attention.probe import probe_features
-from chai_eval.calibration.facts import correlation_and_error, follow_membership
+from chai_eval.calibration.analysis import correlation_and_error, follow_membership
 from chai_eval.calibration.settings import parse_analysis
+from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.cli.overrides import composed
 from chai_eval.errors import SettingError
 from tests.attention.tiny import HEADS, LAYERS, llama, looped, requests
@@ -32,9 +33,8 @@ def attention_of(model, ids: torch.Tensor) -> list[np.ndarray]:  # type: ignore[
 
 def test_correlation_equals_numpys() -> None:
     model, tokens = llama(), torch.stack(requests([12, 12, 12]))
-    correlation, _ = correlation_and_error(
-        model, tokens.split(2), features="last_row", algorithm="kmeans", probe_tokens=5, starts=2, seed=0
-    )
+    curves = ErrorCurves("last_row", "kmeans", starts=2)
+    correlation, _ = correlation_and_error(model, tokens.split(2), curves, probe_tokens=5, seed=0)
     each = [attention_of(model, ids) for ids in tokens]
     for layer in range(LAYERS):
         expected = np.mean([np.corrcoef(seen[layer][:, -1]) for seen in each], axis=0)

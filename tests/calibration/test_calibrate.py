@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from chai_eval.calibrate import calibrate, held_for_calibration
 from chai_eval.calibration import collect as collect_module
+from chai_eval.calibration import progress
 from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
 from chai_eval.cli.overrides import composed
 from chai_eval.errors import RunError, SettingError
@@ -83,7 +84,7 @@ def test_interrupted_calibration_ends_as_an_uninterrupted_one(
 ) -> None:
     whole = calibrate(settings(text, tmp_path / "whole", "predictor=true"), "command")
     for often in ("SECONDS_BETWEEN_SAVES", "SAVES_PER_COST"):
-        monkeypatch.setattr(collect_module, often, 0.0)
+        monkeypatch.setattr(progress, often, 0.0)
     read = collect_module._read_batch
     left = [3]
 
@@ -151,6 +152,28 @@ def test_every_rule_gives_counts_in_order(text: str, tmp_path: Path, rule: str, 
     assert savings == sorted(savings)
 
 
+def test_error_curves_are_computed_for_rules_that_read_them_and_change_nothing_else(text: str, tmp_path: Path) -> None:
+    budget = tensors(calibrate(settings(text, tmp_path / "a", "predictor=true"), "command"))
+    elbow = tensors(calibrate(settings(text, tmp_path / "b", "predictor=true", "rule=elbow"), "command"))
+    assert elbow.keys() - budget.keys() == {"error_curves"}
+    chosen = ("static_membership.", "output_aware.")
+    assert all(torch.equal(each, elbow[name]) for name, each in budget.items() if not name.startswith(chosen))
+
+
+def test_progress_of_a_rule_without_error_curves_is_not_taken_up_by_one_that_reads_them(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("chai_eval.calibrate.true_divergences", interrupted)
+        calibrate(settings(text, tmp_path / "one"), "command")
+    again = tensors(calibrate(settings(text, tmp_path / "one", "rule=elbow"), "command"))
+    anew = tensors(calibrate(settings(text, tmp_path / "other", "rule=elbow"), "command"))
+    assert all(torch.equal(each, again[name]) for name, each in anew.items())
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -195,7 +218,7 @@ def test_damaged_progress_is_named_and_collected_again(
         patched.setattr("chai_eval.calibrate.true_divergences", interrupted)
         calibrate(settings(text, tmp_path / "broken"), "command")
     files = [*(tmp_path / "broken").glob(".progress-*/sums-*.pt")]
-    files += (tmp_path / "broken").glob(".progress-*/sensitivity-0.json")
+    files += (tmp_path / "broken").glob(".progress-*/sensitivity-*.pt")
     for file in files:
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1

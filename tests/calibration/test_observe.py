@@ -7,10 +7,11 @@ import pytest
 import torch
 from sklearn.metrics.pairwise import cosine_distances
 
-from chai_eval.attention import take_over
-from chai_eval.attention.inject import attention_shape
-from chai_eval.calibration.layers import output_factors
-from chai_eval.calibration.observe import Observer
+from chai_eval.attention.shape import attention_shape
+from chai_eval.calibration.observe import observe
+from chai_eval.calibration.output_projection import output_factors
+from chai_eval.calibration.predictor import HeadOutputs
+from chai_eval.calibration.sums import BatchStatistics
 from tests.attention.tiny import LAYERS, MODELS, looped, requests
 
 LENGTH, PROBE = 14, 5
@@ -21,10 +22,11 @@ def test_costs_and_distances_equal_loops(kind: str) -> None:
     model = MODELS[kind]()
     tokens = torch.stack(requests([LENGTH, LENGTH]))
     queries = torch.tensor([3, 7, 12])
-    observer = Observer(output_factors(model), queries, PROBE, torch.arange(LENGTH))
-    with torch.no_grad(), take_over(model, observer):
-        model.base_model(input_ids=tokens)
-    seen = observer.observed()
+    statistics, outputs = BatchStatistics(output_factors(model), queries, PROBE), HeadOutputs(torch.arange(LENGTH))
+    observe(model, [tokens], [statistics, outputs])
+    names = ("output_cost", "importance", "distance_last_row", "distance_probe")
+    seen = {name: statistics.stacked(name) for name in names}
+    head_norms = outputs.norms().unflatten(1, (len(tokens), LENGTH))
     for row, each in enumerate(tokens):
         captured: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -38,15 +40,15 @@ def test_costs_and_distances_equal_loops(kind: str) -> None:
             probabilities, values = captured[layer]
             cost, importance = loop_costs(probabilities, values, output_slices(model, layer), queries.tolist())
             # float32 scores and sums of squares: five digits.
-            np.testing.assert_allclose(seen.output_cost[layer, row], cost, rtol=1e-3, atol=1e-5 * cost.max())
-            np.testing.assert_allclose(seen.importance[layer, row], importance, rtol=1e-3)
+            np.testing.assert_allclose(seen["output_cost"][layer, row], cost, rtol=1e-3, atol=1e-5 * cost.max())
+            np.testing.assert_allclose(seen["importance"][layer, row], importance, rtol=1e-3)
             last = probabilities[:, -1]
-            np.testing.assert_allclose(seen.distance_last_row[layer, row], cosine_distances(last), atol=1e-5)
+            np.testing.assert_allclose(seen["distance_last_row"][layer, row], cosine_distances(last), atol=1e-5)
             rows, columns = np.tril_indices(PROBE)
             block = probabilities[:, rows, columns]
-            np.testing.assert_allclose(seen.distance_probe[layer, row], cosine_distances(block), atol=1e-5)
+            np.testing.assert_allclose(seen["distance_probe"][layer, row], cosine_distances(block), atol=1e-5)
             norms = np.stack([np.linalg.norm(p @ v, axis=-1) for p, v in zip(probabilities, values, strict=True)])
-            np.testing.assert_allclose(observer.head_norms[layer][row], norms.T, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(head_norms[layer, row], norms.T, rtol=1e-3, atol=1e-5)
 
 
 def output_slices(model, layer: int) -> list[np.ndarray]:  # type: ignore[no-untyped-def]

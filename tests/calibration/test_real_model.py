@@ -7,9 +7,8 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from chai_eval.attention import AttentionCall, full_attention, take_over
 from chai_eval.calibration.kmeans import error_curve, gram
-from chai_eval.calibration.observe import probabilities_at
+from chai_eval.calibration.observe import observe
 from chai_eval.models import load_model
 
 STARTS = 40  # so many that neither misses the optimum by more than the tolerance
@@ -22,13 +21,7 @@ def test_error_curves_of_real_attention_equal_scikit_learns_inertia() -> None:
     ids = torch.tensor([tokenizer(text)["input_ids"][:64]])
     rows: list[torch.Tensor] = []
 
-    def attend(call: AttentionCall, query, key, value):  # type: ignore[no-untyped-def]
-        last = torch.tensor([query.shape[2] - 1])
-        rows.append(probabilities_at(last, query, key, call.view.scaling, call.view.window)[0, :, 0])
-        return full_attention(query, key, value, call.view)
-
-    with torch.no_grad(), take_over(model, attend):
-        model.base_model(input_ids=ids)
+    observe(model, [ids], [lambda seen: rows.append(seen.last_row()[0])])
     points = torch.stack(rows)  # [layers, heads, positions]
     curve = error_curve(gram(points), STARTS, torch.Generator().manual_seed(0)).sum(0)
     heads = points.shape[1]

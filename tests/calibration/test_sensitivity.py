@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration import sensitivity
 from chai_eval.calibration.sensitivity import divergences, layer_divergence, true_divergences
 from chai_eval.errors import RunError
@@ -102,7 +102,7 @@ def test_the_model_is_left_as_it_was_and_what_is_known_is_not_measured_again(
     wanted = [each.requires_grad for each in model.parameters()]
     serving = torch.zeros(LAYERS, HEADS, HEADS, dtype=torch.int64)
     samples = requests([12, 12, 7])
-    first = layer_divergence(model, samples, serving, 5, 1, tmp_path)
+    first = layer_divergence(model, samples, serving, 5, 1, tmp_path / "sensitivity.pt")
     assert [each.requires_grad for each in model.parameters()] == wanted
     assert all(each.grad is None for each in model.parameters())
     assert first[0].shape == first[1].shape == (attention_shape(model).layers, HEADS)
@@ -112,7 +112,7 @@ def test_the_model_is_left_as_it_was_and_what_is_known_is_not_measured_again(
         raise AssertionError("measured again")
 
     monkeypatch.setattr(sensitivity, "divergences", never)
-    again = layer_divergence(model, samples, serving, 5, 1, tmp_path)
+    again = layer_divergence(model, samples, serving, 5, 1, tmp_path / "sensitivity.pt")
     assert torch.equal(torch.stack(first), torch.stack(again))
 
 

@@ -2,83 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import pytest
 import torch
 
 from chai_eval.attention.rows import Rows
 from chai_eval.methods import METHODS, build_method
-from tests.attention.tiny import HEADS, LAYERS, MODELS, HeadLoop, looped_logits, masked_logits, padded, requests
-from tests.methods.loops import (
-    adaptive_loop,
-    dejavu_loop,
-    head_prune_loop,
-    packed_requests,
-    served_loop,
-    spatten_loop,
-    unpacked,
-    v_reuse_loop,
-)
+from tests.attention.tiny import MODELS, looped_logits, masked_logits, padded, requests
+from tests.methods.cases import CASES, NOTHING
+from tests.methods.loops import packed_requests, unpacked
 
 # float32 with 64 hidden units and logits of order 10: rounding stays near 1e-5; the promise is 1e-4.
 TOLERANCE = 1e-4
-
-LABELS = [[0, 1, 2, 3, 4, 5, 6, 7], [5, 5, 0, 0, 5, 1, 1, 9], [3] * HEADS]
-LOWEST = [[0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 2, 2, 0, 5, 5, 7], [0] * HEADS]
-SERVING = [[0, 1, 2, 3, 4, 5, 6, 7], [4, 4, 3, 3, 4, 5, 4, 3], [6] * HEADS]
-PRUNED = [[], [1, 6, 7], [0, 1, 2, 3, 5, 6, 7]]
-COUNTS = [8, 3, 1]
-
-
-class Case(NamedTuple):
-    method: str
-    settings: dict[str, Any]
-    loop: Callable[[], HeadLoop]
-
-
-CASES = {
-    "chai_static": Case("chai_static", {"membership": LABELS}, lambda: served_loop(LOWEST)),
-    "v_reuse": Case("v_reuse", {"clusters": COUNTS}, lambda: v_reuse_loop(COUNTS)),
-    "output_aware": Case("output_aware", {"membership": SERVING}, lambda: served_loop(SERVING)),
-    "output_aware_adaptive": Case(
-        "output_aware",
-        {"membership": SERVING, "adaptive": True, "probe_tokens": 4},
-        lambda: adaptive_loop(SERVING, 4),
-    ),
-    "dejavu_10": Case("dejavu", {"sparsity": 0.1}, lambda: dejavu_loop(0.1)),
-    "dejavu_50": Case("dejavu", {"sparsity": 0.5}, lambda: dejavu_loop(0.5)),
-    "spatten": Case(
-        "spatten",
-        {"token_sparsity": 0.3, "head_sparsity": 0.25, "spare_layers": 1},
-        lambda: spatten_loop(0.3, 0.25, spare_layers=1),
-    ),
-    "spatten_tokens": Case("spatten", {"token_sparsity": 0.7}, lambda: spatten_loop(0.7, 0.0)),
-    "spatten_heads": Case(
-        "spatten",
-        {"token_sparsity": 0, "head_sparsity": 0.6, "spare_layers": 1},
-        lambda: spatten_loop(0.0, 0.6, spare_layers=1),
-    ),
-    "spatten_from_the_first_layer": Case(
-        "spatten",
-        {"token_sparsity": 0.5, "head_sparsity": 0.5, "spare_layers": 0},
-        lambda: spatten_loop(0.5, 0.5, spare_layers=0),
-    ),
-    "head_prune": Case("head_prune", {"pruned": PRUNED}, lambda: head_prune_loop(PRUNED)),
-}
-
-# Settings that leave everything as it is.
-NOTHING = {
-    "mha": {},
-    "chai": {"clusters": [[HEADS, LAYERS]]},
-    "v_reuse": {"clusters": [[HEADS, LAYERS]]},
-    "chai_static": {"membership": [list(range(HEADS))] * LAYERS},
-    "output_aware": {"membership": [list(range(HEADS))] * LAYERS},
-    "dejavu": {"sparsity": 0, "mlp_sparsity": 0},
-    "spatten": {"token_sparsity": 0, "head_sparsity": 0},
-    "head_prune": {"pruned": [[]] * LAYERS},
-}
 
 
 def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:

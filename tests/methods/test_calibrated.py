@@ -18,8 +18,9 @@ from chai_eval.methods.clusters import preset_runs
 from chai_eval.resources import conf_dir
 from tests.attention.tiny import HEADS, LAYERS, MODELS, llama, looped_logits, masked_logits, padded, requests
 from tests.methods.calibrations import random_predictors, write_calibration
+from tests.methods.cases.ours import LOWEST, SERVING
 from tests.methods.loops import head_prune_loop, served_loop
-from tests.methods.test_against_loops import LOWEST, SERVING, assert_same
+from tests.methods.test_against_loops import assert_same
 
 # 24 heads; the seven lowest importances are those of heads 3 and 5 of each layer, then head 0 of layer 1.
 IMPORTANCE = torch.arange(24.0).view(LAYERS, HEADS) + 10

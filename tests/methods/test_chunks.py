@@ -7,7 +7,7 @@ import torch
 
 from chai_eval.methods import build_method
 from tests.attention.tiny import MODELS, padded, requests
-from tests.methods.test_against_loops import CASES
+from tests.methods.cases import CASES
 
 # As the other tests through a cache: importance is summed in another order, which float32 rounds.
 TOLERANCE = 1e-3

@@ -7,7 +7,8 @@ import torch
 
 from chai_eval.methods import build_method
 from tests.attention.tiny import MODELS, masked_logits, padded, requests
-from tests.methods.test_against_loops import CASES, TOLERANCE
+from tests.methods.cases import CASES
+from tests.methods.test_against_loops import TOLERANCE
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -11,7 +11,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from chai_eval import build_method, load_model
-from chai_eval.scoring.evaluate import prepare, score
+from chai_eval.scoring.evaluate import score
+from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.tasks import PAPER_TASKS, load_task
 
 pytestmark = pytest.mark.assets

@@ -16,12 +16,13 @@ from chai_eval.methods import METHODS, build_method
 from chai_eval.models import load_model
 from chai_eval.scoring import decode
 from chai_eval.scoring.decode import DecodedLM, decodings
-from chai_eval.scoring.evaluate import prepare, score
+from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.lm import InMemory, PackedLM
 from chai_eval.scoring.pack import ScoringRequest
+from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.tasks import load_task
 from tests.attention.tiny import MODELS
-from tests.methods.test_against_loops import CASES
+from tests.methods.cases import CASES
 from tests.scoring.test_lm import COUNTS, ask
 from tests.scoring.tiny_text import tokenizer
 

@@ -15,7 +15,7 @@ from chai_eval.errors import RunError
 from chai_eval.methods import build_method
 from chai_eval.scoring.lm import InMemory, PackedLM
 from tests.attention.tiny import MODELS
-from tests.methods.test_against_loops import CASES
+from tests.methods.cases import CASES
 from tests.scoring.tiny_text import tokenizer
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

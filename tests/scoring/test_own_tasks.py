@@ -13,8 +13,8 @@ import pytest
 
 from chai_eval.cli import main
 from chai_eval.errors import RunError, SettingError
-from chai_eval.scoring.evaluate import prepare
 from chai_eval.scoring.own_tasks import sandboxed_templates
+from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.tasks import load_task, task_names
 from chai_eval.task_settings import IncludedTasks
 from tests.scoring.own_folder import write_folder, write_lines

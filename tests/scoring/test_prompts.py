@@ -20,7 +20,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
-from chai_eval.scoring.evaluate import PreparedTask, prepare, score
+from chai_eval.scoring.evaluate import score
+from chai_eval.scoring.prepare import PreparedTask, prepare
 from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
 from chai_eval.scoring.tasks import load_task
 from chai_eval.session import Session

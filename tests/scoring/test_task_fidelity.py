@@ -15,8 +15,9 @@ from lm_eval.api.instance import Instance
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.scoring import compare as core
-from chai_eval.scoring.evaluate import PreparedTask, prepare, score
+from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.pack import ScoringRequest
+from chai_eval.scoring.prepare import PreparedTask, prepare
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
 from chai_eval.scoring.tasks import load_task

@@ -23,7 +23,8 @@ from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.resources import tasks_dir
-from chai_eval.scoring.evaluate import prepare, score
+from chai_eval.scoring.evaluate import score
+from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.tasks import check_text, load_task, primary_metric, task_names
 from chai_eval.store import write_record
 from tests.scoring.test_task_fidelity import METHODS as LIKEWISE

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Plan
-from chai_eval.attention.inject import attention_shape
 from chai_eval.attention.passes import CACHE_NAMES
+from chai_eval.attention.shape import attention_shape
 from chai_eval.benchmark.models.build import HEADS, LAYERS, VOCABULARY
 from chai_eval.methods import Method, build_method
 from chai_eval.methods.chai import CHAI

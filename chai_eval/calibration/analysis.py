@@ -9,33 +9,27 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention import AttentionCall, full_attention, probe_features, probe_probabilities, take_over
-from chai_eval.attention.inject import AttentionShape, attention_shape
-from chai_eval.attention.membership import average_linkage, cosine_distance, partitions
+from chai_eval.attention.membership import average_linkage, cosine_distance
+from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.calibration.counts import elbows
-from chai_eval.calibration.kmeans import error_curve, gram
-from chai_eval.calibration.observe import probabilities_at
+from chai_eval.calibration.kmeans import gram
+from chai_eval.calibration.observe import Seen, observe
 from chai_eval.calibration.progress import progress
-from chai_eval.calibration.settings import Algorithm, FeatureKind
-from chai_eval.calibration.sums import partition_errors
+from chai_eval.calibration.sums import ErrorCurves
 
 
-@torch.no_grad()
 def correlation_and_error(
-    model: PreTrainedModel,
-    batches: Sequence[Tensor],
-    *,
-    features: FeatureKind,
-    algorithm: Algorithm,
-    probe_tokens: int,
-    starts: int,
-    seed: int,
+    model: PreTrainedModel, batches: Sequence[Tensor], curves: ErrorCurves, probe_tokens: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Correlation of heads and error curves, means over samples.
 
     Parameters
     ----------
     batches : sequence of Tensor [samples, tokens], int64
+    probe_tokens : int
+        Of the features "probe".
+    seed : int
+        Of the starts of K-Means.
 
     Returns
     -------
@@ -48,34 +42,18 @@ def correlation_and_error(
     correlation = torch.zeros(shape.layers, shape.heads, shape.heads, dtype=torch.float64)
     error = torch.zeros(shape.layers, shape.heads, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    samples = 0
 
-    def attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        last = torch.tensor([query.shape[2] - 1], device=query.device)
-        row = probabilities_at(last, query, key, call.view.scaling, call.view.window)[:, :, 0].double().cpu()
-        correlation[call.index] += _pearson(row).sum(0)
-        seen = row
-        if features == "probe":
-            block = probe_probabilities(query[:, :, :probe_tokens], key[:, :, :probe_tokens], call.view.scaling)
-            seen = probe_features(block).double().cpu()
-        products = gram(seen)
-        errors = (
-            error_curve(products, starts, generator)
-            if algorithm == "kmeans"
-            else partition_errors(products, partitions(cosine_distance(seen)))
-        )
-        error[call.index] += errors.sum(0)
-        return full_attention(query, key, value, call.view)
+    def watch(seen: Seen) -> None:
+        last = seen.last_row().double().cpu()
+        features = last if curves.features == "last_row" else seen.probe(probe_tokens).double().cpu()
+        correlation[seen.call.index] += _pearson(last).sum(0)
+        error[seen.call.index] += curves.of(gram(features), cosine_distance(features), generator).sum(0)
 
-    with take_over(model, attend), progress(len(batches), "correlation", "batches") as advance:
-        for tokens in batches:
-            model.base_model(input_ids=tokens.to(model.device))
-            samples += len(tokens)
-            advance(1)
-    return correlation / max(samples, 1), error / max(samples, 1)
+    observe(model, progress(batches, len(batches), "correlation", "batches"), [watch])
+    samples = max(sum(map(len, batches)), 1)
+    return correlation / samples, error / samples
 
 
-@torch.no_grad()
 def follow_membership(
     model: PreTrainedModel, batches: Sequence[Tensor], counts: Sequence[int], longest: int
 ) -> list[Tensor]:
@@ -96,21 +74,13 @@ def follow_membership(
     """
     found: list[list[Tensor]] = [[] for _ in counts]
 
-    def attend(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        by_length = [
-            average_linkage(
-                cosine_distance(probe_features(probe_probabilities(query[:, :, :n], key[:, :, :n], call.view.scaling))),
-                counts[call.index],
-            ).cpu()
-            for n in range(1, min(longest, query.shape[2]) + 1)
-        ]
-        found[call.index].append(torch.stack(by_length, dim=1))
-        return full_attention(query, key, value, call.view)
+    def watch(seen: Seen) -> None:
+        count, layer = counts[seen.call.index], found[seen.call.index]
+        lengths = range(1, seen.query.shape[2] + 1)
+        layer.append(torch.stack([average_linkage(cosine_distance(seen.probe(n)), count).cpu() for n in lengths], 1))
 
-    with take_over(model, attend), progress(len(batches), "membership", "batches") as advance:
-        for tokens in batches:
-            model.base_model(input_ids=tokens[:, :longest].to(model.device))
-            advance(1)
+    probes = (tokens[:, :longest] for tokens in batches)
+    observe(model, progress(probes, len(batches), "membership", "batches"), [watch])
     return [torch.cat(each) for each in found]
 
 

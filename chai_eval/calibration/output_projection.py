@@ -1,16 +1,13 @@
-"""What calibration reads of a layer beside its queries, keys and values: its input and its output projection."""
+"""The output projection of each attention layer, reduced to what the lengths of heads' outputs need."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from chai_eval.attention import UnsupportedModel, attention_layers
-from chai_eval.attention.inject import attention_shape
+from chai_eval.attention.shape import attention_shape
 
 # What models call the projection from the heads' outputs side by side to the layer's output.
 OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "c_proj", "wo", "proj")
@@ -54,24 +51,3 @@ def _output_weight(model: PreTrainedModel, attention: nn.Module, width: int) -> 
         f"model: the attention of {model.config.model_type} has no output projection that is known by its name; "
         f"allowed: models that call it one of {', '.join(OUTPUT_NAMES)}"
     )
-
-
-@contextmanager
-def watching_inputs(model: PreTrainedModel, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Show `see(layer, states [batch, tokens, hidden])` what goes into each attention layer while the context lasts."""
-
-    def hook(layer: int) -> Callable[..., None]:
-        def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            states = kwargs.get("hidden_states", args[0] if args else None)
-            assert isinstance(states, Tensor)
-            see(layer, states)
-
-        return before
-
-    layers = attention_layers(model)
-    handles = [module.register_forward_pre_hook(hook(at), with_kwargs=True) for at, module in layers.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

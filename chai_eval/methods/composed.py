@@ -1,0 +1,68 @@
+"""Several methods at once, where what they change in attention does not exclude each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from chai_eval.attention import Composed, Hooks
+from chai_eval.attention.masks import Window
+from chai_eval.errors import SettingError
+from chai_eval.methods.base import LayerFootprint, Method
+
+
+@dataclass(frozen=True)
+class ComposedMethod(Method):
+    """Methods put in beside each other: their hooks run in the order in which they are given.
+
+    One of them at most may let heads share scores, and one that has attention of its own stands beside none that does.
+    """
+
+    methods: tuple[Method, ...]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The names of all, as `chai+dejavu`."""
+        return "+".join(each.name for each in self.methods)
+
+    @property
+    def shared_context(self) -> int:
+        return max(each.shared_context for each in self.methods)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*super().modules, *(name for each in self.methods for name in each.modules)]))
+
+    def settings(self) -> dict[str, Any]:
+        first, *others = self.methods
+        return {**first.settings(), "with": [{"name": each.name, **each.settings()} for each in others]}
+
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        parts = [each.hooks(model) for each in self.methods]
+        sharing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.plans]
+        own = [each.name for each, part in zip(self.methods, parts, strict=True) if part.has_attention]
+        for several, why in ((sharing, "both let heads share scores"), (own, "both have attention of their own")):
+            if len(several) > 1:
+                raise _excluded(several, why)
+        if sharing and own:
+            raise _excluded(
+                [*sharing, *own], f"{own[0]} has attention of its own, {sharing[0]} lets heads share scores"
+            )
+        return Composed(parts)
+
+    def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
+        """That of the method which shares scores, where the others save nothing that can be measured."""
+        found = [each.footprint(model) for each in self.methods]
+        sharing = [each for each, method in zip(found, self.methods, strict=True) if method.hooks(model).plans]
+        return None if None in found else (sharing or found)[0]
+
+    def check_windows(self, model: PreTrainedModel, windows: Mapping[int, Window | None]) -> None:
+        for each in self.methods:
+            each.check_windows(model, windows)
+
+
+def _excluded(names: list[str], why: str) -> SettingError:
+    return SettingError(f"method.with: {' and '.join(names)} given ({why}); allowed: one of them")
