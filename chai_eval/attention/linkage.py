@@ -1,4 +1,4 @@
-"""Average linkage of the heads of many rows at once (DESIGN section 3, step 3).
+"""Average linkage of the heads of many rows at once (docs/design.md, section 3, step 3).
 
 It runs on the host, in numpy: a merge is a dozen operations on a few thousand numbers, which cost what calling them
 costs. Numpy's cost a third of torch's, and a GPU would need a launch for each.

@@ -1,4 +1,7 @@
-"""The probe: what every head attends to over the first tokens of a request (DESIGN section 3, steps 1 and 2)."""
+"""The probe: what every head attends to over the first tokens of a request.
+
+Steps 1 and 2 of the design (docs/design.md, section 3).
+"""
 
 from __future__ import annotations
 

@@ -132,8 +132,11 @@ def _rewrite(argument: str, multirun: bool) -> str:
 
 
 def added(key: str) -> str:
-    """What Hydra wants before a setting that its file needn't have: what a model's config holds isn't our business."""
-    return "++" if key == "model.config" or key.startswith("model.config.") else ""
+    """What Hydra wants before a setting that its file needn't have: what a model's config holds isn't our business.
+
+    Nor need the file of a method know that others may be put in beside it.
+    """
+    return "++" if key in ("model.config", "method.with") or key.startswith("model.config.") else ""
 
 
 def _values(argument: str, parser: OverridesParser, alone: str | None) -> list[str]:

@@ -150,7 +150,7 @@ def looped_logits(model: PreTrainedModel, tokens: list[torch.Tensor], layer_outp
 def chai_loop(
     counts: list[int], probe_tokens: int = 5, representative: str = "first", features: str = "triangle"
 ) -> HeadLoop:
-    """CHAI of DESIGN section 3 with scikit-learn's partition, one head at a time."""
+    """CHAI of the design's section 3 with scikit-learn's partition, one head at a time."""
 
     def layer_output(layer: int, probabilities: np.ndarray, scores: np.ndarray, values: np.ndarray) -> np.ndarray:
         heads, n, _ = probabilities.shape

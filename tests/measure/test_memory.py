@@ -1,4 +1,4 @@
-"""Bytes of the cache against DESIGN's formula, and peak memory of a fresh process."""
+"""Bytes of the cache against the formula, and peak memory of a fresh process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method as DESIGN's table says it, one request, one head and one query at a time, in float64."""
+"""Every method as docs/design.md (section 4) says it, one request, one head and one query at a time, in float64."""
 
 from __future__ import annotations
 
