@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from chai_eval.attention import RowLayer
-from chai_eval.attention.shape import attention_shape
+from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.measure import generation
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure.room import OutOfMemory, proc_bytes
 from chai_eval.measure_settings import Point
+from chai_eval.methods.base import LayerFootprint, plain_footprint
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, s
     peak : Peak or None
         None where peaks are taken elsewhere.
     """
+    layers = contender.footprint(model)
     with contender.applied(model) as handle:
         run = generation.Generation(model, generation.prompt(model, point, seed))
         gc.collect()
@@ -179,7 +181,7 @@ def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, s
             for _ in range(passes):
                 run.forward()
             assert run.cache is not None
-            size = cache_size(run.cache, model, point.batch * (point.length + len(run.new) - 1))
+            size = cache_size(run.cache, model, point.batch * (point.length + len(run.new) - 1), layers)
             if peak is None or before is None:
                 return PhaseMemory(size)
             highest, settled = peak.read(), peak.now()
@@ -192,38 +194,50 @@ def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, s
     return Memory(prefill, decode, before, paths, *taken)
 
 
-def cache_size(cache: Cache, model: PreTrainedModel, tokens: int) -> CacheSize:
-    """What a cache of `tokens` tokens, all requests together, holds and should hold."""
+def cache_size(
+    cache: Cache, model: PreTrainedModel, tokens: int, layers: Sequence[LayerFootprint] | None = None
+) -> CacheSize:
+    """What a cache of `tokens` tokens, all requests together, holds and should hold.
+
+    Parameters
+    ----------
+    layers : sequence of LayerFootprint or None
+        What the method that filled it caches; None for every head.
+    """
     shape, size = attention_shape(model), model.dtype.itemsize
     full = 2 * shape.layers * tokens * shape.kv_heads * shape.head_dim * size
     rows = [layer for layer in cache.layers if isinstance(layer, RowLayer)]
     if not rows:
         held = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
         return CacheSize("full cache", _storage(held), full, full, full, 0)
-    clustered = any(layer.membership is not None for layer in rows)
-    elements = sum(formula_elements(layer, shape.heads, shape.kv_heads, shape.head_dim) for layer in rows)
+    layers = layers or plain_footprint(model)
+    heads = sum(formula_heads(layer, each, shape) for layer, each in zip(rows, layers, strict=True))
     narrow = [each.weight for layer in rows for each in layer.projections.values()]
     return CacheSize(
-        "clustered" if clustered else "full cache",
+        "full cache" if all(each.keys == each.values == shape.kv_heads for each in layers) else "clustered",
         sum(layer.nbytes() for layer in rows),
-        elements * size,
+        heads * shape.head_dim * size,
         sum(layer.logical_elements() for layer in rows) * size,
         full,
         _storage(narrow),
     )
 
 
-def formula_elements(layer: RowLayer, heads: int, kv_heads: int, head_dim: int) -> int:
-    """L (H + G) d_h of one layer, from its membership alone; under grouped-query attention G are distinct key heads."""
+def formula_heads(layer: RowLayer, footprint: LayerFootprint, shape: AttentionShape) -> int:
+    """Keys and values of all tokens of a layer, in heads: L (H + G), from its membership and footprint alone.
+
+    Under grouped-query attention G are the distinct key heads that a request's representatives read.
+    """
     assert layer.lengths is not None
     if layer.membership is None:
-        return int(layer.lengths.sum()) * 2 * kv_heads * head_dim
-    read = layer.membership.representative // (heads // kv_heads)
-    elements = 0
-    for length, row in zip(layer.lengths.tolist(), read.tolist(), strict=True):
-        values = kv_heads if layer.values is not None and layer.values.shape[1] == kv_heads else len(set(row))
-        elements += length * (len(set(row)) + values) * head_dim
-    return elements
+        return int(layer.lengths.sum()) * (footprint.keys + footprint.values)
+    read = layer.membership.representative // (shape.heads // shape.kv_heads)
+    distinct = [len(set(row)) for row in read.tolist()]
+    shared = footprint.values < shape.kv_heads
+    return sum(
+        length * (keys + (keys if shared else footprint.values))
+        for length, keys in zip(layer.lengths.tolist(), distinct, strict=True)
+    )
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
