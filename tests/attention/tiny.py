@@ -111,17 +111,20 @@ HeadLoop = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
     """Compute attention of single, unpadded requests by `layer_output(layer, probabilities, scores, values)`.
 
-    Probabilities and scores are float64 `[heads, n, n]` of ordinary attention; values `[heads, n, head_dim]`.
+    Probabilities and scores are float64 `[heads, n, n]` of ordinary attention; values `[heads, n, head_dim]`. Where the
+    loop has a `states`, attention is that of the keys and values `[kv_heads, n, head_dim]` that it makes of the model's.
     """
+    change = getattr(layer_output, "states", lambda key, value: (key, value))
 
     def attention(module, query, key, value, mask, scaling=None, **kwargs):  # type: ignore[no-untyped-def]
         assert query.shape[0] == 1
         heads, n, _ = query.shape[1:]
         scores = np.empty((heads, n, n))
         probabilities = np.zeros((heads, n, n))
-        group = heads // key.shape[1]
-        q, k = query[0].double().numpy(), key[0].double().numpy()
-        values = np.stack([value[0, head // group].double().numpy() for head in range(heads)])
+        q = query[0].double().numpy()
+        k, v = change(key[0].double().numpy(), value[0].double().numpy())
+        group = heads // len(k)
+        values = np.stack([v[head // group] for head in range(heads)])
         for head in range(heads):
             scores[head] = q[head] @ k[head // group].T * scaling
             for row in range(n):
