@@ -112,7 +112,7 @@ def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
     """Compute attention of single, unpadded requests by `layer_output(layer, probabilities, scores, values)`.
 
     Probabilities and scores are float64 `[heads, n, n]` of ordinary attention; values `[heads, n, head_dim]`. Where the
-    loop has a `states`, attention is that of the keys and values `[kv_heads, n, head_dim]` that it makes of the model's.
+    loop has a `states`, attention is that of the keys and values, `[kv_heads, n, head_dim]`, that it makes of those.
     """
     change = getattr(layer_output, "states", lambda key, value: (key, value))
 
