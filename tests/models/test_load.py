@@ -263,7 +263,7 @@ def test_a_precision_that_the_processor_does_not_have_is_said_in_one_line(
     has: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        "chai_eval.attention.kernels.products.cpu_multiplies", lambda dtype: has or dtype == torch.float32
+        "chai_eval.attention.kernels.decode.cpu_multiplies", lambda dtype: has or dtype == torch.float32
     )
     ours = logging.getLogger("chai_eval")
     # After a command ran in this process it would be caught here as well as above.

@@ -64,7 +64,7 @@ def test_a_new_method_re_keys_nothing(package: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
-        ("scoring/evaluate.py", "has no documents", "holds no document at all"),
+        ("scoring/prepare.py", "has no documents", "holds no document at all"),
         ("scoring/lm.py", "requests are longer than", "prompts do not fit into"),
         ("attention/inject.py", "another method is applied to this model", "there is a method already"),
         ("attention/masks.py", '"in both directions"', '"in either of the two directions"'),
