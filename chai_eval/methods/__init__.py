@@ -24,10 +24,15 @@ def _methods(kind: type[Method]) -> Iterator[type[Method]]:
         yield from _methods(each)
 
 
+def _order(kind: type[Method]) -> tuple[bool, str]:
+    """The baseline first, then by name."""
+    return kind.name != "mha", kind.name
+
+
 # Every module of this package is a method, or what methods share: a new file is a new method.
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
-METHODS: dict[str, type[Method]] = {each.name: each for each in sorted(_methods(Method), key=lambda each: each.name)}
+METHODS: dict[str, type[Method]] = {each.name: each for each in sorted(_methods(Method), key=_order)}
 
 
 def build_method(name: str, **settings: Any) -> Method:

@@ -80,7 +80,7 @@ def test_methods_put_in_beside_each_other_equal_loops(name: str) -> None:
     [
         (["v_reuse"], "method.with: chai and v_reuse given (both let heads share scores); allowed: one of them"),
         (["spatten"], "method.with: chai and spatten given (spatten has attention of its own, chai lets heads share"),
-        (["nothing"], "method: 'nothing' given; allowed: chai, chai_static"),
+        (["nothing"], "method: 'nothing' given; allowed: mha, chai, chai_static"),
         (7, "method.with: 7 given; allowed: methods, such as [dejavu]"),
         ([7], "method.with: 7 given; allowed: methods, such as [dejavu] or [{name: dejavu}]"),
         ([{"name": "dejavu", "sparsity": 2}], "method.sparsity: 2 given"),
