@@ -72,7 +72,7 @@ class Predictors:
     def train(self, outputs: HeadOutputs) -> None:
         """Go on learning from a batch of tokens."""
         inputs, norms = outputs.inputs(), outputs.norms()
-        labels = torch.stack([top_heads(norms, each) for each in SPARSITIES]).float().mean(0)
+        labels = kept_heads(norms, SPARSITIES)
         for x, y in zip(inputs.split(TOKENS_PER_STEP, 1), labels.split(TOKENS_PER_STEP, 1), strict=True):
             with torch.enable_grad():
                 loss = binary_cross_entropy_with_logits(self.scores(x), y, reduction="none").mean((1, 2)).sum()
@@ -95,10 +95,20 @@ class Predictors:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def top_heads(values: Tensor, sparsity: float) -> Tensor:
-    """Whether each head is among the ⌈(1 - s) H⌉ with the largest values: `[..., heads]`."""
-    rank = values.argsort(-1, descending=True).argsort(-1)
-    return rank < kept_count(values.shape[-1], sparsity)
+def kept_heads(norms: Tensor, sparsities: Sequence[float]) -> Tensor:
+    """At how large a share of the sparsities each head is among the ⌈(1 - s) H⌉ with the largest norms; 0 to 1."""
+    rank = norms.argsort(-1, descending=True).argsort(-1)
+    return torch.stack([rank < kept_count(norms.shape[-1], each) for each in sparsities]).float().mean(0)
+
+
+def recall(scores: Tensor, norms: Tensor, sparsity: float) -> Tensor:
+    """Share of the true top heads that are among the predicted ones, of every layer: `[layers]`."""
+    keep = kept_count(norms.shape[-1], sparsity)
+    true, predicted = (
+        torch.zeros_like(each, dtype=torch.bool).scatter_(-1, each.topk(keep, -1).indices, True)
+        for each in (norms, scores)
+    )
+    return (true & predicted).sum(-1).float().mean(-1) / keep
 
 
 def recalls(model: PreTrainedModel, predictors: Predictors, samples: Sequence[Tensor]) -> dict[str, Any]:
@@ -113,8 +123,7 @@ def recalls(model: PreTrainedModel, predictors: Predictors, samples: Sequence[Te
         outputs = HeadOutputs(torch.arange(len(sample)))
         observe(model, [sample[None]], [outputs])
         scores, norms = predictors.scores(outputs.inputs()), outputs.norms()
-        pairs = [(top_heads(norms, each), top_heads(scores, each)) for each in SPARSITIES]
-        by_sample.append(torch.stack([(true & said).sum((1, 2)) / true.sum((1, 2)) for true, said in pairs]))
+        by_sample.append(torch.stack([recall(scores, norms, each) for each in SPARSITIES]))
     mean = torch.stack(by_sample).mean(0)  # [sparsities, layers]
     return {
         str(sparsity): {"mean": round(float(each.mean()), 4), "layers": [round(float(one), 4) for one in each]}
