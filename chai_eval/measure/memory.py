@@ -29,7 +29,7 @@ class CacheSize:
     Attributes
     ----------
     kind : str
-        "clustered": representatives' keys only in some layer; "full cache": every head's, in all layers.
+        "full cache": every head's keys and values, in all layers; "clustered": fewer.
     allocated_bytes : int
         Storage of keys and values, room to grow included.
     formula_bytes : int
@@ -212,11 +212,12 @@ def cache_size(
         return CacheSize("full cache", _storage(held), full, full, full, 0)
     layers = layers or plain_footprint(model)
     heads = sum(formula_heads(layer, each, shape) for layer, each in zip(rows, layers, strict=True))
+    formula = heads * shape.head_dim * size
     narrow = [each.weight for layer in rows for each in layer.projections.values()]
     return CacheSize(
-        "full cache" if all(each.keys == each.values == shape.kv_heads for each in layers) else "clustered",
+        "full cache" if formula == full else "clustered",
         sum(layer.nbytes() for layer in rows),
-        heads * shape.head_dim * size,
+        formula,
         sum(layer.logical_elements() for layer in rows) * size,
         full,
         _storage(narrow),
@@ -229,8 +230,9 @@ def formula_heads(layer: RowLayer, footprint: LayerFootprint, shape: AttentionSh
     Under grouped-query attention G are the distinct key heads that a request's representatives read.
     """
     assert layer.lengths is not None
-    if layer.membership is None:
-        return int(layer.lengths.sum()) * (footprint.keys + footprint.values)
+    if layer.membership is None:  # and as long as a probe is not complete, every head is kept
+        kept = LayerFootprint.full(shape) if footprint.probe_tokens else footprint
+        return int(layer.lengths.sum()) * (kept.keys + kept.values)
     read = layer.membership.representative // (shape.heads // shape.kv_heads)
     distinct = [len(set(row)) for row in read.tolist()]
     shared = footprint.values < shape.kv_heads

@@ -95,6 +95,14 @@ def test_what_has_no_smaller_cache_is_measured_on_the_full_one_and_says_so(each:
     assert found.decode.cache.allocated_bytes >= found.decode.cache.formula_bytes
 
 
+def test_as_long_as_the_probe_is_not_complete_every_heads_keys_are_foreseen_and_held() -> None:
+    found = prefill_cache(llama(), chai(), Point(4, 2, 1))
+    assert found.kind == "full cache"
+    assert found.formula_bytes == found.full_bytes
+    # The probe's queries are remembered beside the keys until the probe is complete.
+    assert found.allocated_bytes >= found.formula_bytes
+
+
 def test_the_path_that_ran_is_recorded() -> None:
     found = measure_memory(llama(), chai(prefill="two_step"), Point(30, 1, 3), 0, None)
     assert found.decode is not None
