@@ -45,6 +45,7 @@ from chai_eval.files import held
 from chai_eval.methods import build_method
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
+from chai_eval.store.provenance import versions
 
 # Samples that nothing is calibrated on, which what was chosen and learnt is tested on.
 HELD_OUT = 4
@@ -158,8 +159,6 @@ def _tensors(
 def _provenance(
     settings: CalibrationSettings, found: Collected, measured: int, text: str, command: str
 ) -> dict[str, Any]:
-    from chai_eval.store.provenance import versions
-
     return {
         "text": text,
         "text_sha256": found.sha256,

@@ -80,7 +80,7 @@ class Hooks:
         out = self.attention(call, source)
         if out is None:
             chosen = self.keys(call, source)
-            view = call.view if chosen is None else replace(call.view, chosen=chosen, _masks={})
+            view = call.view if chosen is None else replace(call.view, chosen=chosen)
             out = attend(self.plans.get(call.index), source, view, call.store)
         return self.heads(call, out)
 
@@ -91,7 +91,7 @@ class Hooks:
 
     @property
     def has_attention(self) -> bool:
-        """Some layers have attention of the method's own, or every head's own mask."""
+        """Some layers may have attention of the method's own."""
         return type(self).attention is not Hooks.attention
 
 
@@ -162,12 +162,12 @@ def _projecting(
 ) -> tuple[Tensor, None]:
     """The forward of an attention module that projects representatives only, where it pays; else the module's own."""
     forward, index = handle.current, int(module.layer_idx)
-    path = _path(hooks, forward, index) if forward is not None and not args else None
-    if forward is None or path is None:
-        if forward is not None:
-            handle.paths["whole"] += 1
+    if forward is None:
         return type(module).forward(module, hidden_states, *args, **kwargs)
-    handle.paths[path] += 1
+    path = None if args else _path(hooks, forward, index)
+    handle.paths[path or "whole"] += 1
+    if path is None:
+        return type(module).forward(module, hidden_states, *args, **kwargs)
     forward.layers_seen.add(index)
     rows, store = forward.rows, forward.store(index)
     if store is not None:
@@ -177,7 +177,8 @@ def _projecting(
         cos, sin = (rows.gather(each.expand(rows.batch, -1, -1)[:, None])[:, 0] for each in rotary)
         rotary = (cos, sin)
     hidden = rows.gather(hidden_states[:, None])[:, 0]  # [rows, length, hidden_size]
-    source = Projected(module, kind, hidden, rotary, store.projections if path == "decode" and store else None)
+    gathered = store.projections if store is not None and path == "decode" else None
+    source = Projected(module, kind, hidden, rotary, gathered)
     view = forward.view(
         1.0 if kind.scaled_query else float(module.scaling),
         window_given(module.config.model_type, kwargs.get("attention_mask")),

@@ -113,6 +113,7 @@ class _Injection:
         self.name, self.config, self.layers, self.attend = name, model.config, layers, attend
         self.padded, self.only_rows = padded, only_rows
         self.original = _implementations(model.config)
+        self.parameters = list(inspect.signature(layer_stack(model).forward).parameters)
         self.rotary = rotary_lengths(model)
         self.handle = Takeover()
 
@@ -143,7 +144,7 @@ class _Injection:
         if rows is None and self.only_rows:
             return args, kwargs
         # By name: what is given by position (a mask, say) must not be missed.
-        kwargs.update(zip(inspect.signature(stack.forward).parameters, args, strict=False))
+        kwargs.update(zip(self.parameters, args, strict=False))
         forward = packed_pass(rows, kwargs) if rows is not None else self.padded(kwargs)
         if forward.rows.past is None:
             self.rotary.forget()

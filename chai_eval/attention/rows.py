@@ -209,7 +209,7 @@ class View:
     scaling: float
     window: Window | None = None
     chosen: Tensor | None = None
-    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def binding(self) -> Window | None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from chai_eval.benchmark.records import WITH_ROWS, Row, parser, progress, records, rows_of, rows_table
+from chai_eval.files import write_whole
 
 # Few repetitions of small shapes: whether everything runs, not how fast.
 QUICK = {
@@ -33,7 +34,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         done.part(name, str, partial(_run, name, arguments))
     rows = recorded(arguments.out)
     print(f"\n{rows_table(rows)}")
-    (arguments.out / "table.md").write_text(rows_table(rows), encoding="utf-8")
+    write_whole(arguments.out / "table.md", rows_table(rows))
     done.finish()
     return rows
 

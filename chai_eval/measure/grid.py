@@ -146,9 +146,9 @@ class _Grid:
         """What each phase takes at the machine's ceiling, and how many times as fast as MHA that allows it to be."""
         found: dict[str, Limit] = {}
         layers = each.footprint(self.model)
+        if layers is None:
+            return found
         for figure in ("ttft", "tpot") if point.steps else ("ttft",):
-            if layers is None:
-                continue
             run = _pass(point, figure)
             own, plain = (pass_work(self.model, one, run) for one in (layers, plain_footprint(self.model)))
             seconds, whole = self.ceiling.seconds(own), total(own)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
-from chai_eval.errors import SettingError
+from chai_eval.errors import SettingError, closest
 from chai_eval.methods.base import Method
 from chai_eval.methods.composed import ComposedMethod
 
@@ -60,8 +59,7 @@ def build_method(name: str, **settings: Any) -> Method:
     allowed = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for setting in settings:
         if setting not in allowed:
-            close = difflib.get_close_matches(setting, allowed, 1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = closest(setting, allowed)
             raise SettingError(
                 f"method.{setting}: no such setting of {name}{hint}; allowed: {', '.join(allowed) or 'none'}"
             )

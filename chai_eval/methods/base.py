@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attention_layers
 from chai_eval.attention.agreement import check_agreement
-from chai_eval.attention.masks import Window
 from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.errors import SettingError
 
@@ -98,30 +97,23 @@ class Method(ABC):
         """
         try:
             attention_layers(model)
-            self.check_settings(model)
-            self.check_windows(model, check_agreement(model))
+            hooks = self.check_settings(model)
+            windows = check_agreement(model)
+            for layer, plan in hooks.plans.items():
+                plan.check_window(windows[layer])
         except UnsupportedModel as error:
             raise SettingError(str(error)) from error
 
-    def check_settings(self, model: PreTrainedModel) -> None:
-        """Refuse settings that do not fit a model, from its config and weights alone.
+    def check_settings(self, model: PreTrainedModel) -> Hooks:
+        """Refuse settings that do not fit a model, from its config and weights alone; return what they change.
 
         Raises
         ------
         SettingError
         """
-        with self.hooks(model).installed(model):
-            pass
-
-    def check_windows(self, model: PreTrainedModel, windows: Mapping[int, Window | None]) -> None:
-        """Refuse settings that do not fit how far back each layer of a model looks.
-
-        Raises
-        ------
-        SettingError, UnsupportedModel
-        """
-        for layer, plan in self.hooks(model).plans.items():
-            plan.check_window(windows[layer])
+        hooks = self.hooks(model)
+        with hooks.installed(model):
+            return hooks
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[Takeover]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Composed, Hooks
-from chai_eval.attention.masks import Window
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import LayerFootprint, Method
+
+HEADS = ("scores", "outputs", "keys", "values")
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,15 @@ class ComposedMethod(Method):
         return Composed(parts)
 
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
-        """That of the method which shares scores, where the others save nothing that can be measured."""
+        """The least of what each computes and caches; None where one simulates its saving."""
         found = [each.footprint(model) for each in self.methods]
-        sharing = [each for each, method in zip(found, self.methods, strict=True) if method.hooks(model).plans]
-        return None if None in found else (sharing or found)[0]
+        known = [each for each in found if each is not None]
+        return list(map(_least, *known)) if len(known) == len(found) else None
 
-    def check_windows(self, model: PreTrainedModel, windows: Mapping[int, Window | None]) -> None:
-        for each in self.methods:
-            each.check_windows(model, windows)
+
+def _least(*layers: LayerFootprint) -> LayerFootprint:
+    scores, outputs, keys, values = (min(getattr(each, name) for each in layers) for name in HEADS)
+    return LayerFootprint(scores, outputs, keys, values, max(each.probe_tokens for each in layers))
 
 
 def _excluded(names: list[str], why: str) -> SettingError:

@@ -77,7 +77,7 @@ class _Cascade(Hooks):
             return None
         carried = call.forward.carried
         if KEYS not in carried:
-            carried[KEYS] = kept_keys(carried.get(RECEIVED), call.rows, self.token_sparsity)
+            carried[KEYS] = kept_keys(carried.get(RECEIVED), _history(call), call.rows, self.token_sparsity)
         return carried[KEYS].to(source.device)[:, None]  # [rows, 1, length, keys]
 
     def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
@@ -101,19 +101,20 @@ class _Cascade(Hooks):
         return out.masked_fill(~carried[HEADS].to(out.device)[..., None], 0)
 
 
-def kept_keys(importance: Tensor | None, rows: Rows, sparsity: float) -> Tensor:
+def kept_keys(importance: Tensor | None, seen: Tensor, rows: Rows, sparsity: float) -> Tensor:
     """The keys that each query keeps.
 
     Parameters
     ----------
     importance : Tensor [rows, length, keys] or None
         Of each key as each query sees it; None where nothing is known yet.
+    seen : Tensor [rows or 1, length, keys], bool
+        The keys that came before each query.
 
     Returns
     -------
     Tensor [rows, length, keys], bool
     """
-    seen = View(rows, 1.0).whole_mask()[:, 0]
     keys = seen.shape[2]
     if importance is None:
         importance = seen.new_zeros(rows.count, rows.length, keys, dtype=torch.float32)
@@ -123,6 +124,11 @@ def kept_keys(importance: Tensor | None, rows: Rows, sparsity: float) -> Tensor:
     position = own if rows.position is None else rows.position
     ranked = importance.masked_fill(~seen, -1.0).scatter(2, own[..., None], ALWAYS)
     return highest(ranked, kept_counts(position + 1, sparsity)) & seen
+
+
+def _history(call: AttentionCall) -> Tensor:
+    """The keys that came before each query, whatever the layer's window: `[rows or 1, length, keys]`, bool."""
+    return call.forward.view(call.view.scaling, None).whole_mask()[:, 0]
 
 
 def _attention_received(query: Tensor, key: Tensor, value: Tensor, view: View) -> tuple[Tensor, Tensor]:
@@ -147,7 +153,7 @@ def _note(call: AttentionCall, name: str, given: Tensor) -> None:
     What earlier passes gave is remembered with the cache, as the last token of this pass saw it.
     """
     rows, forward = call.rows, call.forward
-    seen = given.cumsum(1) if rows.branch is None else View(rows, 1.0).whole_mask()[:, 0].to(given.dtype) @ given
+    seen = given.cumsum(1) if rows.branch is None else _history(call).to(given.dtype) @ given
     before = forward.remembered.get((call.index, name))
     earlier = seen.new_zeros(rows.count, given.shape[-1])
     if before is not None:

@@ -12,6 +12,7 @@ from chai_eval.benchmark.models.page import page
 from chai_eval.benchmark.models.sweep import sweep
 from chai_eval.benchmark.models.verdict import BAD, Verdict
 from chai_eval.benchmark.records import positive
+from chai_eval.files import write_whole
 
 PAGE = Path("docs/models.md")
 
@@ -38,7 +39,6 @@ def judged(given: Sequence[str]) -> list[Verdict]:
     print(f"{len(found)} types in {time.perf_counter() - start:.0f} s")
     out = arguments.out or (None if arguments.kinds else PAGE)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(found), encoding="utf-8")
+        write_whole(out, page(found))
         print(f"written to {out}")
     return found
