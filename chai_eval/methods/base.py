@@ -31,6 +31,12 @@ class LayerFootprint:
         Key and value heads that are cached; under grouped-query attention the most there can be.
     probe_tokens : int
         First tokens of a request, which every head attends to on its own.
+    key_numbers, value_numbers : int or None
+        Numbers of a token that are cached and multiplied, of all heads together; None for `head_dim` of each head.
+    first_numbers : int
+        Numbers that a request has cached besides, however long it is.
+    key_bytes : float or None
+        Bytes of a token's keys where they are not numbers of the model's precision.
     """
 
     scores: int
@@ -38,11 +44,27 @@ class LayerFootprint:
     keys: int
     values: int
     probe_tokens: int = 0
+    key_numbers: int | None = None
+    value_numbers: int | None = None
+    first_numbers: int = 0
+    key_bytes: float | None = None
 
     @classmethod
     def full(cls, shape: AttentionShape) -> LayerFootprint:
         """A layer of plain multi-head attention."""
         return cls(shape.heads, shape.heads, shape.kv_heads, shape.kv_heads)
+
+    def bytes_per_token(self, head_dim: int, size: int) -> tuple[float, float]:
+        """Bytes of a token that are cached of keys, and of values, where a number has `size` of them."""
+        keys, values = (each * size for each in self.numbers(head_dim))
+        return keys if self.key_bytes is None else self.key_bytes, values
+
+    def numbers(self, head_dim: int) -> tuple[float, float]:
+        """Numbers of a token that are cached of keys, and of values."""
+        return (
+            self.keys * head_dim if self.key_numbers is None else self.key_numbers,
+            self.values * head_dim if self.value_numbers is None else self.value_numbers,
+        )
 
 
 class Method(ABC):
