@@ -37,6 +37,8 @@ class LayerFootprint:
         Numbers that a request has cached besides, however long it is.
     key_bytes : float or None
         Bytes of a token's keys where they are not numbers of the model's precision.
+    read : float
+        Share of the cached tokens that a decoded token reads.
     """
 
     scores: int
@@ -48,6 +50,7 @@ class LayerFootprint:
     value_numbers: int | None = None
     first_numbers: int = 0
     key_bytes: float | None = None
+    read: float = 1.0
 
     @classmethod
     def full(cls, shape: AttentionShape) -> LayerFootprint:
