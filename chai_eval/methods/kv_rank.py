@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -83,6 +83,12 @@ class KVRank(Method):
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "moments": {"sha256": self._calibration.sha256}}
+
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        return [cls(saving=saving, moments=calibrated, context=context) for saving in savings]
 
     def hooks(self, model: PreTrainedModel) -> Hooks:
         return _LowRankHooks([(each.keys, each.values) for each in self._layers(model)])
