@@ -121,7 +121,8 @@ def _compared(
         done.append(pd.read_parquet(file))
     whole = pd.concat(done, ignore_index=True)
     return {
-        str(label): own.drop(columns="point").reset_index(drop=True) for label, own in whole.groupby("point", sort=False)
+        str(label): own.drop(columns="point").reset_index(drop=True)
+        for label, own in whole.groupby("point", sort=False)
     }
 
 
