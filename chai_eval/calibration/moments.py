@@ -8,6 +8,8 @@ and layers are weighed in nats. Taken apart into the moments of q and u, and of 
 eigendecomposition.
 
 The first token's key is left out of u: many heads rest on it, it lies far from all others, and is cached as it is.
+
+Beside them goes what it does to predictions when a layer takes the attention probabilities of the layer before.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from torch import Tensor
 
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration.observe import Seen
-from chai_eval.methods.moments import GRADIENT, KINDS, OUTPUT, PULL, QUERY, pack
+from chai_eval.methods.moments import GRADIENT, KINDS, LAYER_SHARE, OUTPUT, PULL, QUERY, pack
 
 
 @torch.no_grad()
-def head_moments(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
-    """Sums over the tokens of one sample, by the names of `KINDS`: `[heads, head_dim, head_dim]`, float64, on the CPU.
+def head_moments(seen: Seen, gradient: Tensor, before: Seen | None = None) -> dict[str, Tensor]:
+    """Sums over the tokens of one sample, float64, on the CPU.
+
+    By the names of `KINDS` moments, `[heads, head_dim, head_dim]`; and by `LAYER_SHARE` half the squares of what the
+    log-probability changes by when the layer takes the probabilities of the one before, 0 for the first.
 
     Parameters
     ----------
@@ -32,15 +37,21 @@ def head_moments(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
         A layer under plain attention, of one row.
     gradient : Tensor [1, heads, tokens, head_dim]
         Of the log-probability of what was drawn, by the layer's `output`.
+    before : Seen or None
+        The layer before.
     """
     heads, tokens = seen.query.shape[1], seen.query.shape[2]
     key, value = (repeat_heads(each, heads)[0].float() for each in (seen.key, seen.value))
     gradient, output = gradient[0].float(), seen.output[0].float()
     pull = torch.matmul(gradient, value.transpose(-1, -2)) - (gradient * output).sum(-1, keepdim=True)
-    weights = seen.probabilities(torch.arange(tokens))[0] * pull
+    own = seen.probabilities(torch.arange(tokens))[0]
+    weights = own * pull
     asked = torch.matmul(weights[..., 1:], key[:, 1:])
     found = (seen.query[0].float() * seen.call.view.scaling, asked, gradient, output)
-    return {name: _squares(each).cpu() for name, each in zip(KINDS, found, strict=True)}
+    moments = {name: _squares(each).cpu() for name, each in zip(KINDS, found, strict=True)}
+    taken = own if before is None else before.probabilities(torch.arange(tokens))[0].to(own.device)
+    change = ((taken - own) * pull).sum((0, 2)).double()
+    return {**moments, LAYER_SHARE: change.square().sum().cpu() / 2}
 
 
 def _squares(vectors: Tensor) -> Tensor:
@@ -53,8 +64,8 @@ class HeadMoments:
 
     Attributes
     ----------
-    sums : dict of str to Tensor [layers, heads, head_dim, head_dim], float64
-        By the names of `KINDS`.
+    sums : dict of str to Tensor [layers, ...], float64
+        By the names that `head_moments` gives.
     tokens : int
     """
 
@@ -63,7 +74,7 @@ class HeadMoments:
 
     def add(self, layers: Sequence[Mapping[str, Tensor]], tokens: int) -> None:
         """Add a sample: what `head_moments` gave of each layer."""
-        for name in KINDS:
+        for name in layers[0]:
             new = torch.stack([layer[name] for layer in layers])
             self.sums[name] = self.sums[name] + new if name in self.sums else new
         self.tokens += tokens
@@ -78,6 +89,7 @@ class HeadMoments:
         return {
             **{name: each.factors for name, each in packed.items()},
             "scale": torch.stack([packed[name].scale for name in KINDS]).float(),
+            LAYER_SHARE: mean[LAYER_SHARE].float(),
         }
 
 
