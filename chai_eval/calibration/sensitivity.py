@@ -68,9 +68,9 @@ def layer_sensitivity(
         With what is known, from which an interrupted measurement goes on, but for its sha256 in the name.
     """
     saved = SavedProgress(file)
-    before: dict[str, Any] = {"samples": (), "moments": {}, "tokens": 0} | (saved.load() or {})
-    found: list[Tensor] = list(before["samples"])
-    moments = HeadMoments(before["moments"], before["tokens"])
+    known: dict[str, Any] = {"samples": (), "moments": {}, "tokens": 0} | (saved.load() or {})
+    found: list[Tensor] = list(known["samples"])
+    moments = HeadMoments(known["moments"], known["tokens"])
 
     def state() -> dict[str, Any]:
         return {"samples": torch.stack(found), "moments": moments.sums, "tokens": moments.tokens}
@@ -82,7 +82,8 @@ def layer_sensitivity(
                 layers = with_gradients(model, sample, partial(_draw, generator=generator))
                 of_layers = () if serving is None else divergences(layers, serving, probe_tokens)
                 found.append(torch.stack(of_layers) if of_layers else torch.empty(0))
-                moments.add([head_moments(*each) for each in layers], len(sample))
+                before = [None, *(each.seen for each in layers)]
+                moments.add([head_moments(*each, at) for each, at in zip(layers, before, strict=False)], len(sample))
                 saved.offer(state)
     saved.save(state())
     return Sensitivity(torch.stack(found).sum(0) / sum(map(len, samples)), moments)

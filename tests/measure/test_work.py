@@ -45,6 +45,16 @@ def test_operations_of_plain_attention_are_those_that_are_computed(name: str, ba
 
 
 @pytest.mark.parametrize("build", [llama, opt])
+def test_operations_of_layers_that_share_probabilities_are_those_that_are_computed(build: object) -> None:
+    assert callable(build)
+    model, each = build(), contender(build_method("layer_share", layers=list(range(1, LAYERS))))
+    prefill, step = counted(model, each, Point(20, 2, 2))
+    layers = each.footprint(model)
+    assert total(pass_work(model, layers, Pass(2, 20, causal=False))).flops == prefill
+    assert total(pass_work(model, layers, Pass(2, 1, past=20))).flops == step
+
+
+@pytest.mark.parametrize("build", [llama, opt])
 def test_operations_of_a_clustered_step_are_those_that_are_computed(build: object) -> None:
     assert callable(build)
     # Every layer is clustered: PyTorch does not count the fused attention of the others.

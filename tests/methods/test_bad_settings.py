@@ -67,6 +67,18 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("head_prune", {"pruned": [[0]]}, r"method.pruned: 1 layers given for a model of 3 layers"),
     ("head_prune", {"pruned": [[], [8], []]}, r"method.pruned: head 8 given for layer 1; allowed: 0 to 7"),
     ("head_prune", {"pruned": [[], [-1], []]}, r"method.pruned: .* given; allowed"),
+    ("layer_share", {}, r"method.costs: None given; allowed: a calibration \(or layers in method.layers\)"),
+    ("layer_share", {"layers": [0, 1]}, r"method.layers: \[0, 1\] given; allowed: numbers of layers from 1"),
+    ("layer_share", {"layers": 1}, r"method.layers: 1 given; allowed: numbers of layers from 1"),
+    ("layer_share", {"layers": ["1"]}, r"method.layers: \['1'\] given; allowed: numbers of layers from 1"),
+    ("layer_share", {"layers": [3]}, r"method.layers: layer 3 given; allowed: 1 to 2"),
+    ("layer_share", {"costs": "nowhere", "count": -1}, r"method.count: -1 given; allowed: whole numbers from 0"),
+    ("layer_share", {"costs": "nowhere", "count": 3}, r"method.count: 3 given; allowed: 0 to 2"),
+    (
+        "layer_share",
+        {"costs": "nowhere", "count": 2},
+        r"method.costs: no moments in a calibration 'nowhere'; .*model=nowhere",
+    ),
 ]
 
 
