@@ -156,6 +156,7 @@ def _score(
     parts: Mapping[str, Any],
     ranks: Ranks,
 ) -> None:
+    from chai_eval.methods.costs import described_costs
     from chai_eval.scoring.evaluate import score
 
     started = time.monotonic()
@@ -182,6 +183,7 @@ def _score(
             "key": folder.key,
             "n_documents": prepared.n_documents,
             "metrics": scores.metrics,
+            "costs": described_costs(method, loaded.model),
             "config": settings.as_config(),
             "key_parts": parts,
             "versions": versions(),

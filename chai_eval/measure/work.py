@@ -118,10 +118,10 @@ def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, 
     early, late = run.pairs(0, probe), run.pairs(probe)
     keys, values = layer.numbers(head_dim)
     # Of each pair of a query and a key, by the numbers that every head's products take.
-    score, output = (layer.scores * keys / layer.keys, layer.outputs * values / layer.values)
+    score, output = layer.scores * keys / max(layer.keys, 1), layer.outputs * values / max(layer.values, 1)
     products = early * 2 * whole.scores * head_dim + late * (score + output)
-    moved = (run.past + 2 * run.queries) * (keys + values)
-    return Work(2 * run.batch * products, run.batch * size * moved)
+    moved = (layer.read * run.past + 2 * run.queries) * sum(layer.bytes_per_token(head_dim, size))
+    return Work(2 * run.batch * products, run.batch * moved)
 
 
 def total(parts: dict[str, Work]) -> Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -37,6 +37,8 @@ class LayerFootprint:
         Numbers that a request has cached besides, however long it is.
     key_bytes : float or None
         Bytes of a token's keys where they are not numbers of the model's precision.
+    read : float
+        Share of the cached tokens that a decoded token reads.
     """
 
     scores: int
@@ -48,6 +50,7 @@ class LayerFootprint:
     value_numbers: int | None = None
     first_numbers: int = 0
     key_bytes: float | None = None
+    read: float = 1.0
 
     @classmethod
     def full(cls, shape: AttentionShape) -> LayerFootprint:
@@ -108,6 +111,28 @@ class Method(ABC):
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
         """What each layer of a model computes and caches; None where a saving is simulated by computing everything."""
         return None
+
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        """The method over its range, for comparison at equal bytes: settings that save about these shares of the cache.
+
+        Parameters
+        ----------
+        calibrated : str
+            A calibration: a model's name, or a folder.
+        savings : sequence of float
+            Shares of the K,V bytes; those that are out of reach are left out. A method with few settings gives all.
+        context : int
+            Tokens of the longest text.
+
+        Raises
+        ------
+        SettingError
+            Where the calibration lacks what the method needs.
+        """
+        return []
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model that the method can't be applied to.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -41,7 +41,7 @@ class KVRank(Method):
     is asked (its keys as attention weighs them; for values its outputs), the top eigenvectors U of C_q^½ C_k C_q^½ are
     kept: cached is Uᵀ C_q^½ k, which Uᵀ C_q^−½ q asks. Half the eigenvalues left out are the KL divergence, in nats per
     token, so one threshold over keys and values of all heads and layers gives each its rank
-    (`calibration.moments`, docs/design.md section 5).
+    (`calibration.moments`, docs/design.md section 4).
 
     Approximates: keys, but for a request's first, and values lie in a subspace of their head. Saves cache and the
     reading of it; not the projections.
@@ -83,6 +83,12 @@ class KVRank(Method):
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "moments": {"sha256": self._calibration.sha256}}
+
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        return [cls(saving=saving, moments=calibrated, context=context) for saving in savings]
 
     def hooks(self, model: PreTrainedModel) -> Hooks:
         return _LowRankHooks([(each.keys, each.values) for each in self._layers(model)])
