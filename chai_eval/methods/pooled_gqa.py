@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -43,6 +44,12 @@ class PooledGQA(Method):
         positive("method.groups", self.groups)
         one_of("method.by", self.by, ("neighbours", "similarity"))
 
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        return [cls(groups=groups) for groups in _divisors(attention_shape(model).kv_heads)[-2::-1]]
+
     def hooks(self, model: PreTrainedModel) -> Hooks:
         kv_heads = self._kv_heads(model)
         order = torch.arange(kv_heads).expand(attention_shape(model).layers, -1)
@@ -58,7 +65,7 @@ class PooledGQA(Method):
     def _kv_heads(self, model: PreTrainedModel) -> int:
         kv_heads = attention_shape(model).kv_heads
         if kv_heads % self.groups:
-            allowed = ", ".join(str(each) for each in range(1, kv_heads + 1) if kv_heads % each == 0)
+            allowed = ", ".join(map(str, _divisors(kv_heads)))
             raise SettingError(
                 f"method.groups: {self.groups} given for a model of {kv_heads} key heads; allowed: {allowed}"
             )
@@ -111,6 +118,10 @@ def similar_first(weights: Tensor, size: int) -> Tensor:
         order += [first, others[: size - 1]]
         left = others[size - 1 :].sort().values
     return torch.cat(order)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
 
 
 def _key_weights(model: PreTrainedModel) -> list[Tensor]:
