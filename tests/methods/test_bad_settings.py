@@ -79,6 +79,9 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"costs": "nowhere", "count": 2},
         r"method.costs: no moments in a calibration 'nowhere'; .*model=nowhere",
     ),
+    ("pooled_gqa", {"groups": 3}, r"method.groups: 3 given for a model of 8 key heads; allowed: 1, 2, 4, 8"),
+    ("pooled_gqa", {"groups": 0}, r"method.groups: 0 given; allowed: whole numbers from 1"),
+    ("pooled_gqa", {"by": "chance"}, r"method.by: 'chance' given; allowed: neighbours, similarity"),
 ]
 
 
@@ -90,3 +93,9 @@ def test_a_wrong_setting_is_one_line_that_names_it(
     with pytest.raises(SettingError, match=line) as error:
         build_method(method, **settings).check(MODELS["llama"]())
     assert "\n" not in str(error.value)
+
+
+def test_heads_are_not_called_similar_where_their_key_projections_are_not_known() -> None:
+    line = r"method.by: similarity given for a gpt_neox model, .*; allowed: neighbours"
+    with pytest.raises(SettingError, match=line):
+        build_method("pooled_gqa", by="similarity").check_settings(MODELS["neox"]())
