@@ -28,7 +28,7 @@ from chai_eval.methods.moments import GRADIENT, KINDS, LAYER_SHARE, OUTPUT, PULL
 def head_moments(seen: Seen, gradient: Tensor, before: Seen | None = None) -> dict[str, Tensor]:
     """Sums over the tokens of one sample, float64, on the CPU.
 
-    By the names of `KINDS` moments of the vectors of `head_vectors`, which takes the same, `[heads, head_dim, head_dim]`.
+    By the names of `KINDS` moments of the vectors that `head_vectors` gives: `[heads, head_dim, head_dim]`.
     By `LAYER_SHARE` half the squares of what the log-probability changes by when the layer takes the attention
     probabilities of the one `before`; 0 for the first layer, which has none before it.
     """
