@@ -16,7 +16,7 @@ from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.shape import attention_shape
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
 from chai_eval.measure.contenders import BASELINE, contender
-from chai_eval.measure.figures import PointFigures
+from chai_eval.measure.figures import PointFigures, Sample
 from chai_eval.measure.grid import measure
 from chai_eval.measure.serialise import to_json
 from chai_eval.measure.statistics import Ratio
@@ -55,7 +55,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     print(tables(found.record))
     about = f"{arguments.model}, {layers} layers, → {arguments.clusters}, {source.dtype}, {arguments.device}"
     rows = [row for point in found.points for row in _rows(about, point)]
-    return finish(name, rows, arguments, measured=found.record, samples=to_json(found.samples))
+    return finish(name, rows, arguments, measured=found.record, samples=to_json(found.samples, list[Sample]))
 
 
 def cache_bytes(given: Sequence[str] | None = None) -> list[Row]:

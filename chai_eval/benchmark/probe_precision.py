@@ -102,8 +102,8 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
         "text": text.name,
         "tokens": arguments.tokens,
         "seed": arguments.seed,
-        "partitions": to_json(partitions),
-        "divergence": to_json(costs),
+        "partitions": to_json(partitions, dict[str, Partitions]),
+        "divergence": to_json(costs, dict[str, Cost]),
     }
     print(_tables(partitions, costs))
     write("probe_precision", arguments.out / f"{file_name(f'{settings.name}-{text.name}')}.json", record)

@@ -161,8 +161,7 @@ def records(files: Iterable[Path]) -> list[dict[str, Any]]:
 
 def rows_of(record: Mapping[str, Any]) -> list[Row]:
     """Rows of a record."""
-    found: list[Row] = from_json(list[Row], record["rows"])
-    return found
+    return from_json(list[Row], record["rows"])
 
 
 def file_name(text: str) -> str:

@@ -83,7 +83,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         measure = partial(scorer.task, name, limit, arguments.batch_sizes, arguments.repetitions)
         found[name] = done.part(name, TaskFigures, measure)
     print(table([_line(name, each) for name, each in found.items()]))
-    return finish("scoring", _rows(arguments.model, found), arguments, tasks=to_json(found))
+    return finish("scoring", _rows(arguments.model, found), arguments, tasks=to_json(found, dict[str, TaskFigures]))
 
 
 @dataclass(frozen=True)

@@ -116,5 +116,4 @@ class Measured:
     @property
     def record(self) -> dict[str, Any]:
         """As JSON values, without the samples."""
-        found: dict[str, Any] = to_json(replace(self, samples=[]))
-        return found
+        return to_json(replace(self, samples=[]))

@@ -20,8 +20,8 @@ from chai_eval.methods.base import LayerFootprint
 class Work:
     """Floating-point operations (a multiplication and an addition are two) and bytes moved."""
 
-    flops: float = 0.0
-    bytes: float = 0.0
+    flops: float
+    bytes: float
 
     def __add__(self, other: Work) -> Work:
         return Work(self.flops + other.flops, self.bytes + other.bytes)
@@ -77,7 +77,7 @@ def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pas
     shape = attention_shape(model)
     modules = attention_layers(model)
     head = model.get_output_embeddings()
-    projections = other = Work()
+    projections = other = Work(0.0, 0.0)
     seen = {id(head)} if head is not None else set()
     whole = LayerFootprint.full(shape)
     for index, module in modules.items():
@@ -95,7 +95,7 @@ def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pas
     for each in model.modules():
         if isinstance(each, nn.Linear) and id(each) not in seen:
             other = other + _linear(each, run)
-    attention = Work()
+    attention = Work(0.0, 0.0)
     for kept in layers:
         attention = attention + attention_work(kept, whole, shape.head_dim, model.dtype.itemsize, run)
     parts = {"projections": projections, "attention": attention, "other layers": other}
@@ -123,7 +123,7 @@ def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, 
 
 def total(parts: dict[str, Work]) -> Work:
     """All parts together."""
-    return sum(parts.values(), Work())
+    return sum(parts.values(), Work(0.0, 0.0))
 
 
 def _early(layer: LayerFootprint, run: Pass) -> int:
