@@ -20,7 +20,7 @@ from chai_eval.measure.generation import warm_up
 from chai_eval.measure.latency import measure_latency
 from chai_eval.measure.memory import DevicePeak, Memory, measure_memory, weight_bytes
 from chai_eval.measure.progress import Progress
-from chai_eval.measure.room import foreseen, guarded
+from chai_eval.measure.room import OutOfMemory, attempt, foreseen
 from chai_eval.measure.work import Pass, pass_work, total
 from chai_eval.measure_settings import MeasureSettings, Point, check_positions
 from chai_eval.methods.base import plain_footprint
@@ -131,16 +131,20 @@ class _Grid:
 
     def _with_memory(self, figures: Figures, each: Contender, point: Point) -> Figures:
         model, seed = self.model, self.settings.seed
-        peak = DevicePeak(model.device) if model.device.type == "cuda" else None
-        taken: Memory | None = None
-        with guarded(model.device) as trouble:
-            if peak is not None:
-                with each.applied(model):
-                    warm_up(model, point)
-            taken = measure_memory(model, each, point, seed, peak)
-        if taken is not None and self.source is not None and model.device.type == "cpu":
+
+        def take() -> Memory:
+            if model.device.type != "cuda":
+                return measure_memory(model, each, point, seed, None)
+            with each.applied(model):
+                warm_up(model, point)
+            return measure_memory(model, each, point, seed, DevicePeak(model.device))
+
+        taken = attempt(model.device, take)
+        if isinstance(taken, OutOfMemory):
+            return replace(figures, out_of_memory=taken)
+        if self.source is not None and model.device.type == "cpu":
             taken = replace(taken, fresh_process=fresh_memory(self.source, each, point, seed))
-        return replace(figures, memory=taken, out_of_memory=trouble.found)
+        return replace(figures, memory=taken)
 
     def _limits(self, figures: Figures, each: Contender, point: Point) -> dict[str, Limit]:
         """What each phase takes at the machine's ceiling, and how many times as fast as MHA that allows it to be."""

@@ -180,8 +180,8 @@ def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, s
                 peak.start()
             for _ in range(passes):
                 run.forward()
-            assert run.cache is not None
-            size = cache_size(run.cache, model, point.batch * (point.length + len(run.new) - 1), layers)
+            (cache,) = run.past.values()
+            size = cache_size(cache, model, point.batch * (point.length + len(run.new) - 1), layers)
             if peak is None or before is None:
                 return PhaseMemory(size)
             highest, settled = peak.read(), peak.now()
