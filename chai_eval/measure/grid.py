@@ -29,16 +29,6 @@ from chai_eval.settings import ModelSettings
 log = logging.getLogger(__name__)
 
 
-def check(model: PreTrainedModel, settings: MeasureSettings) -> None:
-    """Refuse settings that the model can't be measured with.
-
-    Raises
-    ------
-    SettingError
-    """
-    check_positions(settings, getattr(model.config.get_text_config(), "max_position_embeddings", None))
-
-
 @dataclass(frozen=True)
 class Part:
     """What a point of the grid gave: figures, and one sample for each timed forward pass."""
@@ -75,11 +65,11 @@ def measure(
     Raises
     ------
     SettingError
-        See `check`.
+        See `check_positions`.
     RunError
         Where a fresh process fails, or progress can't be written.
     """
-    check(model, settings)
+    check_positions(settings, model)
     clock, progress = clock or clock_for(model.device), progress or Progress(None)
     entrants, notes = contenders(model, distinct_names(methods), settings)
     ceiling = progress.part("ceiling", Ceiling, lambda: measure_ceiling(model.device, model.dtype, clock=clock))
@@ -149,7 +139,7 @@ class _Grid:
     def _limits(self, figures: Figures, each: Contender, point: Point) -> dict[str, Limit]:
         """What each phase takes at the machine's ceiling, and how many times as fast as MHA that allows it to be."""
         found: dict[str, Limit] = {}
-        layers = each.footprint(self.model)
+        layers = each.method.footprint(self.model)
         if layers is None:
             return found
         for figure in ("ttft", "tpot") if point.steps else ("ttft",):

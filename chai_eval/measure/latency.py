@@ -63,7 +63,7 @@ def measure_latency(
     figures = {name: Figures(out_of_memory=trouble) for name, trouble in failed.items()}
     for each in (each for each in contenders if each.name in taken):
         figures[each.name] = summary(taken, each.name, point)
-        if any(plan.probe_tokens for plan in each.hooks(model).plans.values()):
+        if any(plan.probe_tokens for plan in each.method.hooks(model).plans.values()):
             share = attempt(model.device, partial(clustering_share, model, each, tokens, settings, clock))
             if isinstance(share, float):
                 figures[each.name] = replace(figures[each.name], clustering_share=share)
@@ -82,7 +82,7 @@ def clustering_share(
     shares = []
     for repetition in range(-settings.warmup, settings.repetitions):
         calls: list[tuple[Any, Any]] = []
-        hooks = contender.hooks(model)
+        hooks = contender.method.hooks(model)
         hooks.plans = {layer: _watched(plan, clock, calls) for layer, plan in hooks.plans.items()}
         with apply(model, hooks), undisturbed():
             start = clock.mark()

@@ -169,7 +169,7 @@ def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, s
     peak : Peak or None
         None where peaks are taken elsewhere.
     """
-    layers = contender.footprint(model)
+    layers = contender.method.footprint(model)
     with contender.applied(model) as handle:
         run = generation.Generation(model, generation.prompt(model, point, seed))
         gc.collect()
