@@ -68,17 +68,12 @@ class Row:
             "limit": "–" if self.limit is None else f"{self.limit:.2f}×",
         }  # fmt: skip
 
-    @property
-    def spread(self) -> str:
-        """The 95 % interval of the ratio, or a dash."""
-        return "–" if self.reached.low is None else f"{self.reached.low:.2f} to {self.reached.high:.2f}"
-
 
 def rows_table(rows: Sequence[Row]) -> str:
     """Rows beside their promises and limits, as Markdown."""
     lines = [
         {
-            **row.cells({"reached": f"{row.reached.value:.2f}×", "95 %": row.spread}),
+            **row.cells({"reached": f"{row.reached.value:.2f}×", "95 %": row.reached.spread}),
             "of limit": "–" if row.limit is None else f"{100 * row.reached.value / row.limit:.1f} %",
             "met": {None: "–", True: "yes", False: "NO"}[row.met],
         }

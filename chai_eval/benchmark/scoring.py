@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,8 @@ class Agreement:
 class TaskFigures:
     """What one task gave: seconds by contender (`stock`, `mha`, `chai`), and how far the first two agree.
 
-    Attributes
-    ----------
-    tokens : dict
-        `request_by_request`, without padding, and `once`: of what requests have in common but once.
-    stock_batch_size : int
-        The fastest of stock lm-eval's, from `stock_trials` (seconds by size).
+    `tokens` are those `request_by_request`, without padding, and `once`: of what requests have in common but once.
+    Stock lm-eval's batch size is the fastest of its trials (seconds by size).
     """
 
     documents: int
@@ -164,15 +161,15 @@ class Counting(PackedLM):
 
 def predictions(prepared: PreparedTask, answers: Answers) -> list[tuple[int, int]]:
     """For each document the choice of highest log-likelihood, and of highest per character."""
-    by_document: dict[int, list[tuple[int, float]]] = {}
-    for instance, (value, _) in zip(prepared.task.instances, answers, strict=True):
-        by_document.setdefault(instance.doc_id, []).append((instance.idx, value))
+    pairs = zip(prepared.task.instances, answers, strict=True)
+    ordered = sorted(
+        ((each.doc_id, each.idx, value, each.doc) for each, (value, _) in pairs), key=lambda each: each[:2]
+    )
     chosen = []
-    docs = {instance.doc_id: instance.doc for instance in prepared.task.instances}
-    for doc_id, scored in sorted(by_document.items()):
-        values = np.array([value for _, value in sorted(scored)])
-        lengths = np.array([len(choice) for choice in prepared.task.doc_to_choice(docs[doc_id])], dtype=float)
-        chosen.append((int(values.argmax()), int((values / lengths).argmax())))
+    for _, requests in groupby(ordered, key=lambda each: each[0]):
+        _, _, values, docs = zip(*requests, strict=True)
+        per_character = np.divide(values, [len(choice) for choice in prepared.task.doc_to_choice(docs[0])])
+        chosen.append((int(np.argmax(values)), int(per_character.argmax())))
     return chosen
 
 

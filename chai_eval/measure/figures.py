@@ -64,10 +64,6 @@ class Figures:
     limit: dict[str, Limit] = field(default_factory=dict)
     out_of_memory: OutOfMemory | None = None
 
-    def time(self, figure: str) -> Quantiles | None:
-        """`ttft` or `tpot`."""
-        return {"ttft": self.ttft, "tpot": self.tpot}[figure]
-
 
 @dataclass(frozen=True)
 class PointFigures(Point):

@@ -21,6 +21,7 @@ from chai_eval.measure.latency import measure_latency
 from chai_eval.measure.memory import DevicePeak, Memory, measure_memory, weight_bytes
 from chai_eval.measure.progress import Progress
 from chai_eval.measure.room import OutOfMemory, attempt, foreseen
+from chai_eval.measure.statistics import Quantiles
 from chai_eval.measure.work import Pass, pass_work, total
 from chai_eval.measure_settings import MeasureSettings, Point, check_positions
 from chai_eval.methods.base import plain_footprint
@@ -138,16 +139,17 @@ class _Grid:
 
     def _limits(self, figures: Figures, each: Contender, point: Point) -> dict[str, Limit]:
         """What each phase takes at the machine's ceiling, and how many times as fast as MHA that allows it to be."""
-        found: dict[str, Limit] = {}
         layers = each.method.footprint(self.model)
         if layers is None:
-            return found
+            return {}
+        found: dict[str, Limit] = {}
         for figure in ("ttft", "tpot") if point.steps else ("ttft",):
             run = _pass(point, figure)
             own, plain = (pass_work(self.model, one, run) for one in (layers, plain_footprint(self.model)))
             seconds, whole = self.ceiling.seconds(own), total(own)
             times = self.ceiling.seconds(plain) / seconds
-            taken, beside = figures.time(figure), figures.times_as_fast_as.get(BASELINE, {}).get(figure)
+            taken: Quantiles | None = getattr(figures, figure)
+            beside = figures.times_as_fast_as.get(BASELINE, {}).get(figure)
             found[figure] = Limit(
                 seconds,
                 whole.flops,
