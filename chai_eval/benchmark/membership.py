@@ -32,7 +32,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         for requests in arguments.requests:
             measure = partial(row, requests, heads, clusters, device, arguments.repetitions)
             rows.append(done.part(f"{heads}-{clusters}-{requests}", Row, measure))
-    return finish("membership", rows, arguments)
+    return finish(done, rows)
 
 
 def row(requests: int, heads: int, clusters: int, device: torch.device, repetitions: int) -> Row:
@@ -44,19 +44,18 @@ def row(requests: int, heads: int, clusters: int, device: torch.device, repetiti
         reference = one_by_one(features, clusters)
         same += sum(partition(mine) == partition(theirs) for mine, theirs in zip(found, reference, strict=True))
     contenders = {
-        "one by one": lambda: [one_by_one(features, clusters) for features in layers],
-        "ours": lambda: [membership_of(features, clusters) for features in layers],
+        "one by one": partial(one_by_one, clusters=clusters),
+        "ours": partial(membership_of, clusters=clusters),
     }
-    seconds = seconds_in_turn(contenders, device, repetitions=repetitions)
-    per_layer = {name: [each / LAYERS for each in times] for name, times in seconds.items()}
+    seconds = seconds_in_turn(contenders, layers, device, repetitions=repetitions)
     return Row(
         "membership of a layer",
         f"{requests} request{'s' * (requests > 1)}, {heads} → {clusters}, {device}; "
         f"{same} of {LAYERS * requests} partitions equal",
         "scipy cdist + scikit-learn per request",
-        ratio(per_layer["one by one"], per_layer["ours"]),
+        ratio(seconds["one by one"], seconds["ours"]),
         None,
-        {"requests": requests, "heads": heads, "clusters": clusters, "equal_partitions": same, "seconds": per_layer},
+        {"requests": requests, "heads": heads, "clusters": clusters, "equal_partitions": same, "seconds": seconds},
     )
 
 

@@ -29,18 +29,9 @@ WITH_ROWS = ("decode", "prefill", "cache_bytes", "membership", "scoring", "model
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One line of the table: what is measured, at which shape, against what, and how many times as good it is.
 
-    Attributes
-    ----------
-    what, setting, peer : str
-        What is measured, at which shape, against what.
-    reached : Ratio
-        How many times as good as the peer; above 1 is better.
-    limit : float or None
-        The most that operations and bytes allow.
-    details : mapping
-        Raw samples and whatever belongs to the record.
+    `limit` is the most that operations and bytes allow; `details` are raw samples and whatever belongs to the record.
     """
 
     what: str
@@ -105,15 +96,19 @@ def text_parser(name: str, about: str | None) -> argparse.ArgumentParser:
 def progress(name: str, arguments: argparse.Namespace) -> Progress:
     """What an interrupted run of the same benchmark, with the same options on the same machine, has left."""
     asked = {key: value for key, value in vars(arguments).items() if key != "out"}
-    return Progress(_parts(name, arguments), {"options": asked, "threads": torch.get_num_threads(), **provenance()})
+    return Progress(
+        arguments.out / f"{name}.parts", {"options": asked, "threads": torch.get_num_threads(), **provenance()}
+    )
 
 
-def finish(name: str, rows: Sequence[Row], arguments: argparse.Namespace, **more: Any) -> list[Row]:
-    """Print the table and write the record."""
+def finish(done: Progress, rows: Sequence[Row], **more: Any) -> list[Row]:
+    """Print the table and write the record beside its parts, which are forgotten."""
+    assert done.folder is not None
+    record = done.folder.with_suffix(".json")
     print(rows_table(rows))
     found = [{**to_json(row), "reach": row.reach, "met": row.met} for row in rows]
-    write(name, arguments.out / f"{name}.json", {"rows": found, **more})
-    Progress(_parts(name, arguments)).finish()
+    write(record.stem, record, {"rows": found, **more})
+    done.finish()
     return list(rows)
 
 
@@ -187,10 +182,6 @@ def writable(text: str) -> Path:
             f"{text} given, which can't be made ({error.strerror}); allowed: a folder that can be written to"
         ) from error
     return folder
-
-
-def _parts(name: str, arguments: argparse.Namespace) -> Path:
-    return Path(arguments.out) / f"{name}.parts"
 
 
 def _benchmark(record: Path) -> str:

@@ -80,7 +80,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         measure = partial(scorer.task, name, limit, arguments.batch_sizes, arguments.repetitions)
         found[name] = done.part(name, TaskFigures, measure)
     print(table([_line(name, each) for name, each in found.items()]))
-    return finish("scoring", _rows(arguments.model, found), arguments, tasks=to_json(found, dict[str, TaskFigures]))
+    return finish(done, _rows(arguments.model, found), tasks=to_json(found, dict[str, TaskFigures]))
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,12 @@ class Counting(PackedLM):
 def predictions(prepared: PreparedTask, answers: Answers) -> list[tuple[int, int]]:
     """For each document the choice of highest log-likelihood, and of highest per character."""
     pairs = zip(prepared.task.instances, answers, strict=True)
-    ordered = sorted(
-        ((each.doc_id, each.idx, value, each.doc) for each, (value, _) in pairs), key=lambda each: each[:2]
-    )
+    ordered = sorted(((each, value) for each, (value, _) in pairs), key=lambda pair: (pair[0].doc_id, pair[0].idx))
     chosen = []
-    for _, requests in groupby(ordered, key=lambda each: each[0]):
-        _, _, values, docs = zip(*requests, strict=True)
-        per_character = np.divide(values, [len(choice) for choice in prepared.task.doc_to_choice(docs[0])])
+    for _, requests in groupby(ordered, key=lambda pair: pair[0].doc_id):
+        instances, values = zip(*requests, strict=True)
+        choices = prepared.task.doc_to_choice(instances[0].doc)
+        per_character = np.divide(values, [len(choice) for choice in choices])
         chosen.append((int(np.argmax(values)), int(per_character.argmax())))
     return chosen
 

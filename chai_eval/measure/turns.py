@@ -51,13 +51,18 @@ def turn_order(contenders: Sequence[T], repetition: int) -> list[T]:
 
 
 def seconds_in_turn(
-    contenders: Mapping[str, Callable[[], object]], device: torch.device, *, repetitions: int, warmup: int = 2
+    contenders: Mapping[str, Callable[[T], object]], layers: Sequence[T], device: torch.device, *, repetitions: int
 ) -> dict[str, list[float]]:
-    """Seconds of each contender by repetition, timed in turn with the device's clock."""
+    """Seconds that each contender takes for a layer, by repetition: it has its turn at one layer after the other."""
     clock = clock_for(device)
-    timed = {name: partial(seconds_of, clock, work) for name, work in contenders.items()}
+
+    def through(work: Callable[[T], object]) -> None:
+        for layer in layers:
+            work(layer)  # whose output is let go of, as a model does: kept, it would cost fresh memory
+
+    timed = {name: partial(seconds_of, clock, partial(through, work)) for name, work in contenders.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     with undisturbed(), torch.inference_mode():
-        for turn in in_turn(timed, repetitions, warmup):
-            seconds[turn.contender].append(turn.found)
+        for turn in in_turn(timed, repetitions, warmup=2):
+            seconds[turn.contender].append(turn.found / len(layers))
     return seconds
