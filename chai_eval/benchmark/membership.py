@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -43,9 +43,9 @@ def row(requests: int, heads: int, clusters: int, device: torch.device, repetiti
         found = membership_of(features, clusters).cluster.cpu()
         reference = one_by_one(features, clusters)
         same += sum(partition(mine) == partition(theirs) for mine, theirs in zip(found, reference, strict=True))
-    contenders = {
-        "one by one": partial(one_by_one, clusters=clusters),
-        "ours": partial(membership_of, clusters=clusters),
+    contenders: dict[str, Callable[[Tensor], object]] = {
+        "one by one": lambda features: one_by_one(features, clusters),
+        "ours": lambda features: membership_of(features, clusters),
     }
     seconds = seconds_in_turn(contenders, layers, device, repetitions=repetitions)
     return Row(
