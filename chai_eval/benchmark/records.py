@@ -96,9 +96,7 @@ def text_parser(name: str, about: str | None) -> argparse.ArgumentParser:
 def progress(name: str, arguments: argparse.Namespace) -> Progress:
     """What an interrupted run of the same benchmark, with the same options on the same machine, has left."""
     asked = {key: value for key, value in vars(arguments).items() if key != "out"}
-    return Progress(
-        arguments.out / f"{name}.parts", {"options": asked, "threads": torch.get_num_threads(), **provenance()}
-    )
+    return Progress(arguments.out / f"{name}.parts", {"options": asked, **provenance()})
 
 
 def finish(done: Progress, rows: Sequence[Row], **more: Any) -> list[Row]:
@@ -115,19 +113,19 @@ def finish(done: Progress, rows: Sequence[Row], **more: Any) -> list[Row]:
 def write(name: str, path: Path, content: Mapping[str, Any]) -> None:
     """Write the record of a benchmark: what it found, and on which machine."""
     finished = datetime.now(UTC).isoformat(timespec="seconds")
-    about = {"threads": torch.get_num_threads(), **provenance(), "finished": finished}
-    write_document(path, {"benchmark": name, **content, **about}, files={})
+    write_document(path, {"benchmark": name, **content, **provenance(), "finished": finished}, files={})
     print(f"written to {path}")
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, revision and machine, as far as this machine can tell them."""
+    """Threads, versions, revision and machine, as far as this machine can tell them."""
+    threads = torch.get_num_threads()
     try:
         from chai_eval.store.provenance import git_revision, machine, versions
     except ImportError:  # a machine with torch and transformers alone
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return {"versions": {"torch": torch.__version__}, "machine": {"gpus": gpus}}
-    return {"versions": versions(), "git": git_revision(), "machine": machine()}
+        return {"threads": threads, "versions": {"torch": torch.__version__}, "machine": {"gpus": gpus}}
+    return {"threads": threads, "versions": versions(), "git": git_revision(), "machine": machine()}
 
 
 def records(files: Iterable[Path]) -> list[dict[str, Any]]:

@@ -25,16 +25,9 @@ BASELINE = RIVAL_NAMES["sdpa"]
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that is measured: a model's own attention, or a method.
+    """Something that is measured, under a name that no other has: a method, or a rival of methods.
 
-    Attributes
-    ----------
-    name : str
-        Unique among those that are measured together.
-    rival : str or None
-        `sdpa`, `eager`, `flash` or `rows`; None for a method.
-    method : Method
-        Of a rival what it does: nothing is clustered.
+    A rival is the model's own attention as `sdpa`, `eager` or `flash`, or `rows`; its method clusters nothing.
     """
 
     name: str

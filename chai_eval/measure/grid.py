@@ -53,9 +53,6 @@ def measure(
     ----------
     model : PreTrainedModel
         In eval mode.
-    methods : sequence of Contender
-        See `contenders.contender`.
-    settings : MeasureSettings
     source : ModelSettings or None
         From which a fresh process loads the model again, to take peak memory on a CPU; None leaves that out.
     clock : Clock or None
@@ -77,10 +74,10 @@ def measure(
     if settings.memory and model.device.type == "cpu" and source is None:
         notes.append("peak memory: not taken, as a fresh process doesn't know how to load this model")
     grid = _Grid(model, entrants, settings, source, clock, ceiling)
-    parts = []
-    for point in settings.points:
-        name = f"{point.length}-{point.batch}-{point.new_tokens}"
-        parts.append(progress.part(name, Part, partial(grid.measure, point)))
+    parts = [
+        progress.part(f"{each.length}-{each.batch}-{each.new_tokens}", Part, partial(grid.measure, each))
+        for each in settings.points
+    ]
     return Measured(
         _model_facts(model, source),
         clock.name,

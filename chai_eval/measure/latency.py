@@ -28,12 +28,7 @@ def measure_latency(
 ) -> tuple[dict[str, Figures], list[Sample]]:
     """Time generations of every contender, in turn within each repetition; warm-up is discarded.
 
-    A contender that runs out of memory has no further turn, and no samples.
-
-    Returns
-    -------
-    (dict of str to Figures, list of Sample)
-        Figures by contender, and a sample for each forward pass.
+    A contender that runs out of memory has no further turn, and no samples (one is for each forward pass).
     """
     if not contenders:  # none has room: no more has its prompt
         return {}, []
