@@ -17,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chai_eval.attention import Membership, Rows, SharedHeads, View, membership_from_labels, shared_attention
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
+from chai_eval.measure.clock import seconds_in_turn
 from chai_eval.measure.statistics import ratio
-from chai_eval.measure.turns import seconds_in_turn
 
 HEADS, HEAD_DIM = 32, 128
 SCALING = HEAD_DIM**-0.5

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from chai_eval.attention import membership_of, probe_features, probe_probabilities
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
+from chai_eval.measure.clock import seconds_in_turn
 from chai_eval.measure.statistics import ratio
-from chai_eval.measure.turns import seconds_in_turn
 
 HEAD_DIM, PROBE = 128, 5
 # Heads and clusters of LLaMA-7B's deeper layers by the published counts, and of the default model.

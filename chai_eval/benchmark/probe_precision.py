@@ -128,13 +128,9 @@ def _with_weights(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) ->
 def memberships(
     model: PreTrainedModel, requests: Sequence[Tensor], wanted: Mapping[int, int], look: Look | None = None
 ) -> Memberships:
-    """What the probe of every request (Tensor [tokens], int64) shows, by layer.
+    """What the probe of every request (Tensor [tokens], int64) shows, by layer of which so many clusters are wanted.
 
-    Parameters
-    ----------
-    wanted : mapping of layer to cluster count
-    look : Look or None
-        What is looked at in place of the queries and keys that the layer attends with.
+    `look` gives what is looked at in place of the queries and keys that the layer attends with.
     """
     kept: dict[int, list[Membership]] = {layer: [] for layer in wanted}
 

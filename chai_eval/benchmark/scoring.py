@@ -17,9 +17,9 @@ from lm_eval.models.huggingface import HFLM
 from chai_eval import build_method, load_model
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
 from chai_eval.markdown import table
+from chai_eval.measure.clock import in_turn
 from chai_eval.measure.serialise import to_json
 from chai_eval.measure.statistics import quantiles, ratio
-from chai_eval.measure.turns import in_turn
 from chai_eval.methods import Method
 from chai_eval.models import model_settings
 from chai_eval.scoring.evaluate import default_batch_tokens

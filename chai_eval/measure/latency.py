@@ -13,13 +13,12 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import Membership, Plan, ProbePlan, apply
 from chai_eval.measure import generation
-from chai_eval.measure.clock import Clock, undisturbed
+from chai_eval.measure.clock import Clock, Turn, in_turn, undisturbed
 from chai_eval.measure.contenders import RIVAL_NAMES, Contender
 from chai_eval.measure.figures import Figures, Sample
 from chai_eval.measure.generation import Times
 from chai_eval.measure.room import OutOfMemory, attempt
 from chai_eval.measure.statistics import Ratio, quantiles, ratio
-from chai_eval.measure.turns import Turn, in_turn
 from chai_eval.measure_settings import MeasureSettings, Point
 
 
@@ -96,7 +95,7 @@ def summary(taken: Mapping[str, Sequence[Times]], name: str, point: Point) -> Fi
     found = Figures(
         ttft,
         point.batch * point.length / ttft.median,
-        times_as_fast_as={rival: ratios(taken[rival], own) for rival in rivals},
+        times_as_fast_as={rival: _ratios(taken[rival], own) for rival in rivals},
     )
     if not point.steps:
         return found
@@ -107,7 +106,7 @@ def summary(taken: Mapping[str, Sequence[Times]], name: str, point: Point) -> Fi
     )
 
 
-def ratios(baseline: Sequence[Times], other: Sequence[Times]) -> dict[str, Ratio]:
+def _ratios(baseline: Sequence[Times], other: Sequence[Times]) -> dict[str, Ratio]:
     """How many times as fast as a baseline something is: `ttft`, and `tpot` from each repetition's median token."""
     found = {"ttft": ratio(*([each.prefill for each in times] for times in (baseline, other)))}
     if baseline[0].steps:
