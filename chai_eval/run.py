@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from chai_eval.compared import compared
 from chai_eval.errors import RunError, SettingError, failure_line
-from chai_eval.measure import grid
 from chai_eval.measure.stored import Measurement, measured
+from chai_eval.measure_settings import check_positions
 from chai_eval.methods import build_method
 from chai_eval.models import check_path
 from chai_eval.report import Header, Row, published
@@ -64,7 +64,7 @@ def run(settings: Settings, session: Session) -> Report:
     for each in (baseline, method):
         each.check(loaded.model)
     if settings.measure is not None:
-        grid.check(loaded.model, settings.measure)
+        check_positions(settings.measure, loaded.model)
     check_tokens(
         loaded.model, loaded.tokenizer, (session.prepared(name, settings.task, settings.seed) for name in names)
     )

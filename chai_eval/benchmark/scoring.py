@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from lm_eval.models.huggingface import HFLM
 from chai_eval import build_method, load_model
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
 from chai_eval.markdown import table
+from chai_eval.measure.clock import in_turn
 from chai_eval.measure.serialise import to_json
 from chai_eval.measure.statistics import quantiles, ratio
-from chai_eval.measure.turns import in_turn
 from chai_eval.methods import Method
 from chai_eval.models import model_settings
 from chai_eval.scoring.evaluate import default_batch_tokens
@@ -47,12 +48,8 @@ class Agreement:
 class TaskFigures:
     """What one task gave: seconds by contender (`stock`, `mha`, `chai`), and how far the first two agree.
 
-    Attributes
-    ----------
-    tokens : dict
-        `request_by_request`, without padding, and `once`: of what requests have in common but once.
-    stock_batch_size : int
-        The fastest of stock lm-eval's, from `stock_trials` (seconds by size).
+    `tokens` are those `request_by_request`, without padding, and `once`: of what requests have in common but once.
+    Stock lm-eval's batch size is the fastest of its trials (seconds by size).
     """
 
     documents: int
@@ -83,7 +80,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         measure = partial(scorer.task, name, limit, arguments.batch_sizes, arguments.repetitions)
         found[name] = done.part(name, TaskFigures, measure)
     print(table([_line(name, each) for name, each in found.items()]))
-    return finish("scoring", _rows(arguments.model, found), arguments, tasks=to_json(found))
+    return finish(done, _rows(arguments.model, found), tasks=to_json(found, dict[str, TaskFigures]))
 
 
 @dataclass(frozen=True)
@@ -164,15 +161,14 @@ class Counting(PackedLM):
 
 def predictions(prepared: PreparedTask, answers: Answers) -> list[tuple[int, int]]:
     """For each document the choice of highest log-likelihood, and of highest per character."""
-    by_document: dict[int, list[tuple[int, float]]] = {}
-    for instance, (value, _) in zip(prepared.task.instances, answers, strict=True):
-        by_document.setdefault(instance.doc_id, []).append((instance.idx, value))
+    pairs = zip(prepared.task.instances, answers, strict=True)
+    ordered = sorted(((each, value) for each, (value, _) in pairs), key=lambda pair: (pair[0].doc_id, pair[0].idx))
     chosen = []
-    docs = {instance.doc_id: instance.doc for instance in prepared.task.instances}
-    for doc_id, scored in sorted(by_document.items()):
-        values = np.array([value for _, value in sorted(scored)])
-        lengths = np.array([len(choice) for choice in prepared.task.doc_to_choice(docs[doc_id])], dtype=float)
-        chosen.append((int(values.argmax()), int((values / lengths).argmax())))
+    for _, requests in groupby(ordered, key=lambda pair: pair[0].doc_id):
+        instances, values = zip(*requests, strict=True)
+        choices = prepared.task.doc_to_choice(instances[0].doc)
+        per_character = np.divide(values, [len(choice) for choice in choices])
+        chosen.append((int(np.argmax(values)), int(per_character.argmax())))
     return chosen
 
 

@@ -1,18 +1,16 @@
 """Peak resident memory of one configuration, in a process that has done nothing else.
 
-`python -m chai_eval.measure.fresh` reads what to run from stdin and writes what it took to stdout, both as JSON.
+`python -m chai_eval.measure.fresh` reads what to run from stdin and writes what it took to stdout, both pickled.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,17 +18,15 @@ from chai_eval.errors import RunError
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure.generation import warm_up
 from chai_eval.measure.memory import Memory, ResidentPeak, measure_memory
-from chai_eval.measure.room import OutOfMemory, free_bytes, is_out_of_memory
-from chai_eval.measure.serialise import from_json, to_json
+from chai_eval.measure.room import OutOfMemory, attempt, free_bytes
 from chai_eval.measure_settings import Point
-from chai_eval.methods import build_method
 from chai_eval.models import load
-from chai_eval.settings import ModelSettings, parse_model
+from chai_eval.settings import ModelSettings
 
 # glibc keeps freed memory below this size for later, and raises the bound as it goes; fixed, what is freed goes back.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 # What the answer follows: libraries may print, too.
-REPORT = "chai_eval.measure.fresh "
+REPORT = b"chai_eval.measure.fresh "
 
 
 def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed: int) -> Memory | OutOfMemory:
@@ -41,51 +37,33 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
     RunError
         Where that process fails otherwise than for want of memory.
     """
-    asked = {"model": model.as_config(), "contender": _described(contender), "point": vars(point), "seed": seed}
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "chai_eval.measure.fresh"],
-        input=json.dumps(asked),
+        input=pickle.dumps((model, contender, point, seed)),
         capture_output=True,
-        text=True,
         env={**os.environ, **ALLOCATOR, "PYTHONPATH": os.pathsep.join(path)},
         check=False,
     )
     _, reported, answer = done.stdout.rpartition(REPORT)
-    if reported:
-        found: Memory | OutOfMemory = from_json(Memory | OutOfMemory, json.loads(answer))
+    if reported and (found := pickle.loads(answer)) is not None:
         return found
-    if done.returncode == -signal.SIGKILL:  # what the system does to a process that asks for too much
-        return _no_memory()
-    last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    if reported or done.returncode == -signal.SIGKILL:  # what the system does to a process that asks for too much
+        return OutOfMemory(None, free_bytes(torch.device("cpu")), False)
+    last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]
     raise RunError(f"measure: the process that takes the memory of {contender.name} failed ({last[:300]})")
 
 
-def _no_memory() -> OutOfMemory:
-    return OutOfMemory(None, free_bytes(torch.device("cpu")), False)
-
-
-def _described(contender: Contender) -> dict[str, Any]:
-    """A contender as JSON values, from which another process builds it again."""
-    method = contender.method
-    options = {} if method is None else {each.name: getattr(method, each.name) for each in fields(method)}  # type: ignore[arg-type]
-    return {"name": contender.name, "rival": contender.rival, "method": method and method.name, "options": options}
-
-
-def _measured(asked: dict[str, Any]) -> Memory | OutOfMemory:
-    try:
-        model, _ = load(parse_model(asked["model"]))
-        given, point, peak = asked["contender"], Point(**asked["point"]), ResidentPeak()
-        method = None if given["method"] is None else build_method(given["method"], **given["options"])
-        contender = Contender(given["name"], given["rival"], method)
-        with contender.applied(model):
-            warm_up(model, point)
-        return measure_memory(model, contender, point, asked["seed"], peak)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return _no_memory()
+def _measured(settings: ModelSettings, contender: Contender, point: Point, seed: int) -> Memory:
+    model, _ = load(settings)
+    peak = ResidentPeak()
+    with contender.applied(model):
+        warm_up(model, point)
+    return measure_memory(model, contender, point, seed, peak)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(REPORT + json.dumps(to_json(_measured(json.load(sys.stdin)))))
+    given = pickle.load(sys.stdin.buffer)
+    found = attempt(torch.device("cpu"), lambda: _measured(*given))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(REPORT + pickle.dumps(found if isinstance(found, Memory) else None))
