@@ -5,15 +5,14 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, replace
 
-from chai_eval.compared import compared
 from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.evaluation import Evaluation
 from chai_eval.measure import grid
 from chai_eval.measure.stored import Measurement, measured
 from chai_eval.methods import build_method
 from chai_eval.models import check_path
 from chai_eval.report import Header, Row, published
 from chai_eval.report.rows import describe, row
-from chai_eval.scored import result
 from chai_eval.scoring.chat import chat_template
 from chai_eval.scoring.tasks import check_text, is_own, primary_metric, task_names
 from chai_eval.scoring.tokens import check_tokens
@@ -73,12 +72,13 @@ def run(settings: Settings, session: Session) -> Report:
     for name in names:
         try:
             prepared = session.prepared(name, settings.task, settings.seed, loaded)
-            mha = result(settings.baseline(), loaded, baseline, prepared, session.ranks)
+            mha = Evaluation(settings.baseline(), loaded, baseline, prepared, session.ranks).result()
             other = fidelity = None
             if method.name != "mha":
-                other = result(settings, loaded, method, prepared, session.ranks)
+                evaluation = Evaluation(settings, loaded, method, prepared, session.ranks)
+                other = evaluation.result()
                 try:
-                    fidelity = compared(settings, loaded, method, prepared, other.folder, session.ranks)
+                    fidelity = evaluation.fidelity()
                 except Exception as error:
                     failures.append(_without_fidelity(name, error))
             own = is_own(name, settings.task.included)

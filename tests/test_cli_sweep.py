@@ -37,7 +37,7 @@ class Standing:
             task_name=task, n_documents=4, n_requests=8, prompts_hash=task, config_hash=task, limit=limit, seed=seed
         )
 
-    def score(self, model: Any, tokenizer: Any, method: Method, prepared: Any, **_: Any) -> Any:
+    def score(self, runner: Any, method: Method, prepared: Any, **_: Any) -> Any:
         name = (prepared.task_name, method.name)
         if name in self.broken:
             raise self.broken[name]
@@ -55,7 +55,7 @@ def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
     monkeypatch.setattr("chai_eval.scoring.prepare.prepare", one.prepare)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", one.score)
-    monkeypatch.setattr("chai_eval.run.compared", lambda *_: None)
+    monkeypatch.setattr("chai_eval.evaluation.Evaluation.fidelity", lambda _: None)
     monkeypatch.setattr("chai_eval.run.check_tokens", lambda *_: None)
     monkeypatch.setattr("chai_eval.methods.base.Method.check", lambda self, model: None)
     monkeypatch.setattr("chai_eval.methods.chai.CHAI.check", lambda self, model: None)

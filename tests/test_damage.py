@@ -209,7 +209,7 @@ def journal(folder: Path) -> Kind:
         opened.append_many(scored.items())
 
     def read() -> Any:
-        kept = Journal(path).entries()
+        kept = dict(Journal(path))
         return scored if kept.items() <= scored.items() else kept
 
     return Kind(path, read)

@@ -92,8 +92,8 @@ class DecodedLM(PackedLM):
         return decodings(asked, 1 if self._rotary else self.batch_tokens)
 
     @torch.inference_mode()
-    def _score(self, batch: Decoding, asked: Sequence[ScoringRequest]) -> list[tuple[int, list[Any]]]:
-        """Decode a batch: for each request its log-likelihood and whether it is what greedy decoding gives."""
+    def _score(self, batch: Decoding, asked: Sequence[ScoringRequest]) -> list[Any]:
+        """Decode a batch: for each of its requests the log-likelihood and whether it is what greedy decoding gives."""
         self._rotary.forget()
         cached = _Cached(self.model, batch.contexts)
         scores: dict[int, list[Any]] = {number: [0.0, True] for number in batch.requests}
@@ -105,7 +105,7 @@ class DecodedLM(PackedLM):
                 scores[number] = [scores[number][0] + chosen, scores[number][1] and best]
             left = [index for index, number in enumerate(going) if len(asked[number].continuation) > at + 1]
             if not left:
-                return list(scores.items())
+                return list(scores.values())
             cached.keep([row[index] for index in left])
             cached.step([target[index] for index in left])
             going, row = [going[index] for index in left], list(range(len(left)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.data.text import cut
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, INFINITE, LOGITS_BYTES, Row, compare, most_tokens
+from chai_eval.scoring.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -62,37 +62,20 @@ class Fidelity:
     samples: pd.DataFrame
 
 
-def fidelity(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    method: Method,
-    texts: Iterable[str],
-    *,
-    tokens: int = 512,
-    sequences: int | None = None,
-    batch_tokens: int | None = None,
-) -> Fidelity:
-    """Compare one method with plain attention; see `fidelities`."""
-    found = fidelities(
-        model, tokenizer, {"": method}, texts, tokens=tokens, sequences=sequences, batch_tokens=batch_tokens
-    )
-    return found[""]
-
-
 def fidelities(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    runner: Runner,
     methods: Mapping[str, Method],
     texts: Iterable[str],
     *,
     tokens: int = 512,
     sequences: int | None = None,
-    batch_tokens: int | None = None,
 ) -> dict[str, Fidelity]:
     """Compare methods with plain attention on the same tokens, which it reads once for all of them.
 
     Parameters
     ----------
+    runner : Runner
+        Unless it says how many tokens a pass has, they are as many as have `LOGITS_BYTES` of logits.
     methods : mapping of any name to Method
     texts : iterable of str
         Documents, cut into sequences that follow each other.
@@ -100,8 +83,6 @@ def fidelities(
         Length of a sequence, BOS included.
     sequences : int or None
         How many to compare; None for all there are.
-    batch_tokens : int or None
-        Most tokens in a pass; None as many as have `LOGITS_BYTES` of logits, which is the most in any case.
 
     Raises
     ------
@@ -110,18 +91,19 @@ def fidelities(
     RunError
         For logits that are not finite.
     """
+    model = runner.model
     for method in methods.values():
         method.check(model)
-    budget = batch_tokens or most_tokens(model, LOGITS_BYTES)
+    runner = replace(runner, batch_tokens=runner.batch_tokens or most_tokens(model, LOGITS_BYTES))
     rows: dict[str, list[Row]] = {name: [] for name in methods}
     # A sequence that is too short to predict anything tells nothing.
-    read = (each for each in cut(texts, tokenizer, tokens) if len(each) > 1)
-    stream = (tuple(each.tolist()) for each in embedded(model, tokenizer, read, sequences))
+    read = (each for each in cut(texts, runner.tokenizer, tokens) if len(each) > 1)
+    stream = (tuple(each.tolist()) for each in embedded(model, runner.tokenizer, read, sequences))
     held = max(most_tokens(model, HELD_BYTES) // tokens, 1)
     total = None if sequences is None else sequences * len(methods)
     with tqdm(total=total, desc="fidelity", disable=None) as bar:
         while chunk := list(itertools.islice(stream, held)):
-            for name, found in compare(model, methods, chunk, budget, after=bar.update).items():
+            for name, found in compare(runner, methods, chunk, after=bar.update).items():
                 rows[name] += found
     if not all(rows.values()):
         raise SettingError("text: no text of two tokens or more given; allowed: text to predict")

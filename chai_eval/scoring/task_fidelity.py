@@ -8,65 +8,44 @@ from collections.abc import Sequence
 import pandas as pd
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.methods.base import Method
 from chai_eval.scoring.compare import compare
-from chai_eval.scoring.evaluate import default_batch_tokens
 from chai_eval.scoring.fidelity import Fidelity, summary
 from chai_eval.scoring.pack import Tokens
 from chai_eval.scoring.prepare import PreparedTask
-from chai_eval.scoring.ranks import Ranks
+from chai_eval.scoring.runner import Runner
 
 
-def task_fidelity(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    method: Method,
-    prepared: PreparedTask,
-    documents: int,
-    *,
-    batch_tokens: int | None = None,
-    progress: bool = True,
-    ranks: Ranks | None = None,
-) -> Fidelity | None:
+def task_fidelity(runner: Runner, method: Method, prepared: PreparedTask, documents: int) -> Fidelity | None:
     """Compare a method with plain attention on the first documents of a task, each by its first request.
 
     Parameters
     ----------
     documents : int
         How many of them, at most.
-    batch_tokens : int or None
-        Most tokens in a pass; None chooses by the device. Less where logits would take more than their share.
-    ranks : Ranks or None
-        Processes that share the work; the same is returned in all of them.
 
     Returns
     -------
     Fidelity or None
-        `samples` begins with a column `doc_id`. None where no document has two tokens or more: nothing is predicted.
+        The same in all processes; `samples` begins with a column `doc_id`. None where no document has two tokens or
+        more: nothing is predicted.
 
     Raises
     ------
     RunError
         For logits that are not finite.
     """
-    ranks = ranks or Ranks()
     first = first_requests(prepared)[:documents]
-    tokens = dict(zip((each.doc_id for each in first), request_tokens(model, tokenizer, first), strict=True))
-    predicting = {document: each for document, each in tokens.items() if len(each) > 1}
-    if not predicting:
+    read = request_tokens(runner.model, runner.tokenizer, first)
+    tokens = {request.doc_id: each for request, each in zip(first, read, strict=True) if len(each) > 1}
+    if not tokens:
         return None
-    budget = min(ranks.gather(batch_tokens or default_batch_tokens(model)))
-    description = f"{prepared.task_name} under {method.name}, against mha"
-    hidden = not (progress and ranks.first)
-    with tqdm(total=len(predicting), desc=description, disable=hidden, leave=False) as bar:
-        rows = compare(model, {method.name: method}, list(predicting.values()), budget, ranks=ranks, after=bar.update)[
-            method.name
-        ]
-    samples = pd.DataFrame(rows)
-    samples.insert(0, "doc_id", list(predicting))
+    with runner.bar(f"{prepared.task_name} under {method.name}, against mha", len(tokens)) as bar:
+        found = compare(runner, {method.name: method}, list(tokens.values()), after=bar.update)
+    samples = pd.DataFrame(found[method.name])
+    samples.insert(0, "doc_id", list(tokens))
     return summary(samples)
 
 

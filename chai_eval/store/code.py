@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +50,11 @@ class NumericCode:
             inside = path.relative_to(root)
             if path.suffix == ".py":
                 parts = inside.parent.parts if path.stem == "__init__" else inside.with_suffix("").parts
-                trees[".".join((PACKAGE, *parts))] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+                trees[".".join((PACKAGE, *parts))] = _Meaning().visit(ast.parse(path.read_bytes(), str(path)))
             else:
                 _add(others, inside.as_posix().encode(), path.read_bytes())
         imports = {name: _imports(name, tree, trees) for name, tree in trees.items()}
-        sources = {name: ast.unparse(_Meaning().visit(tree)) for name, tree in trees.items()}
+        sources = {name: ast.unparse(tree) for name, tree in trees.items()}
         return cls(sources, imports, others.digest())
 
     def version(self, *modules: str) -> str:
@@ -92,8 +92,8 @@ def _add(digest: hashlib._Hash, name: bytes, content: bytes) -> None:
 def _imports(module: str, tree: ast.Module, known: Mapping[str, object]) -> frozenset[str] | None:
     """The numeric modules that a module imports anywhere in it; None where that can't be told."""
     found: set[str] = set()
-    for node in _running(tree):
-        if isinstance(node, ast.Call) and _called(node.func) in _DYNAMIC:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _DYNAMIC:
             return None
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
@@ -106,23 +106,11 @@ def _imports(module: str, tree: ast.Module, known: Mapping[str, object]) -> froz
     return frozenset((found & known.keys()) - {module})
 
 
-def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that only a type checker looks at."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from _running(node)
-
-
-def _called(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
 class _Meaning(ast.NodeTransformer):
-    """Leave out of a module what is only read by people: docstrings, messages of errors, what is logged, prose."""
+    """Leave out of a module what only people and type checkers read: docstrings, messages of errors, logs, prose."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        return ast.Pass() if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         if isinstance(node.exc, ast.Call):

@@ -115,7 +115,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
     monkeypatch.setattr("chai_eval.scoring.prepare.prepare", lambda *_, **__: prepared)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", lambda *_, **__: scores)
-    monkeypatch.setattr("chai_eval.run.compared", lambda *_: None)
+    monkeypatch.setattr("chai_eval.evaluation.Evaluation.fidelity", lambda _: None)
 
 
 @pytest.mark.usefixtures("scoring")

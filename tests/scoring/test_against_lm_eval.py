@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from chai_eval import build_method, load_model
 from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.prepare import prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import PAPER_TASKS, load_task
 
 pytestmark = pytest.mark.assets
@@ -29,7 +30,7 @@ def loaded() -> tuple[Any, Any]:
 def test_every_choice_and_every_prediction_equal_those_of_stock_lm_eval(loaded: tuple[Any, Any], name: str) -> None:
     model, tokenizer = loaded
     task = load_task(name, source="local")
-    ours = score(model, tokenizer, build_method("mha"), prepare(task, limit=DOCUMENTS, seed=1), progress=False)
+    ours = score(Runner(model, tokenizer, progress=False), build_method("mha"), prepare(task, limit=DOCUMENTS, seed=1))
     theirs = simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8),
         tasks=[load_task(name, source="local")],
@@ -50,6 +51,6 @@ def test_every_choice_and_every_prediction_equal_those_of_stock_lm_eval(loaded: 
 
 def test_the_first_hundred_documents_of_piqa_score_as_known(loaded: tuple[Any, Any]) -> None:
     prepared = prepare(load_task("piqa", source="local"), limit=100, seed=1)
-    found = score(*loaded, build_method("mha"), prepared, progress=False).metrics
+    found = score(Runner(*loaded, progress=False), build_method("mha"), prepared).metrics
     assert found["acc"]["value"] == pytest.approx(0.65)
     assert found["acc_norm"]["value"] == pytest.approx(0.69)

@@ -22,6 +22,7 @@ from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.prepare import PreparedTask, prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
 from chai_eval.scoring.tasks import load_task
 from chai_eval.session import Session
@@ -157,14 +158,14 @@ def test_prompts_and_scores_equal_those_of_stock_lm_eval(
 ) -> None:
     load, settings = TASKS[name](folder), SETTINGS[given]
     prepared = prepare(load(), limit=None, seed=SEED, prompts=PromptSettings(**settings), tokenizer=tiny[1])
-    ours = score(*tiny, build_method("mha"), prepared, progress=False)
+    ours = score(Runner(*tiny, progress=False), build_method("mha"), prepared)
     assert_equal(ours, prepared, stock(tiny, load(), **settings))
 
 
 def test_a_task_of_ones_own_equals_lm_eval_told_its_folder_and_name(tiny: tuple[Any, Any], folder: Path) -> None:
     prompts = PromptSettings(num_fewshot=3)
     prepared = prepare(own("own_choice", folder)(), limit=3, seed=SEED, prompts=prompts)
-    ours = score(*tiny, build_method("mha"), prepared, progress=False)
+    ours = score(Runner(*tiny, progress=False), build_method("mha"), prepared)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     assert_equal(ours, prepared, stock(tiny, "own_choice", manager, limit=3, num_fewshot=3))
 
@@ -180,7 +181,7 @@ def test_a_template_of_several_is_taken_by_its_name(tiny: tuple[Any, Any], folde
         theirs = stock(tiny, own("own_text", folder)(), apply_chat_template=True)
     finally:
         tokenizer.chat_template = PLAIN
-    assert_equal(score(model, several, build_method("mha"), prepared, progress=False), prepared, theirs)
+    assert_equal(score(Runner(model, several, progress=False), build_method("mha"), prepared), prepared, theirs)
 
 
 @pytest.mark.parametrize("name", ["own_choice", "own_text"])
@@ -195,7 +196,7 @@ def test_fidelity_reads_the_tokens_that_are_scored_through_a_chat_template(
         text = prompt + (request.args[1] if name == "own_choice" else "")
         # The template writes the first token itself: it is there once.
         assert list(tokens) == tiny[1](text, add_special_tokens=False)["input_ids"]
-    found = task_fidelity(*tiny, build_method("chai", clusters=[[2, 4]]), prepared, 3, progress=False)
+    found = task_fidelity(Runner(*tiny, progress=False), build_method("chai", clusters=[[2, 4]]), prepared, 3)
     assert found is not None
     assert found.sequences == 3
     assert found.divergence.value > 0

@@ -19,6 +19,7 @@ from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.pack import ScoringRequest
 from chai_eval.scoring.prepare import PreparedTask, prepare
 from chai_eval.scoring.ranks import Ranks
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
 from chai_eval.scoring.tasks import load_task
 from tests.scoring.test_ranks import together
@@ -48,8 +49,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedTask:
 
 
 def compared(tiny: tuple[Any, Any], prepared: PreparedTask, name: str = "chai", **settings: Any) -> pd.DataFrame:
-    wanted = {"documents": len(GOALS), "progress": False, **settings}
-    found = task_fidelity(*tiny, build_method(name, **METHODS[name]), prepared, wanted.pop("documents"), **wanted)
+    documents = settings.pop("documents", len(GOALS))
+    runner = Runner(*tiny, progress=False, **settings)
+    found = task_fidelity(runner, build_method(name, **METHODS[name]), prepared, documents)
     assert found is not None
     return found.samples
 
@@ -95,7 +97,7 @@ def test_a_document_does_not_depend_on_its_batch(tiny: tuple[Any, Any], prepared
 
 
 def test_means_are_over_documents_and_perplexity_over_tokens(tiny: tuple[Any, Any], prepared: PreparedTask) -> None:
-    found = task_fidelity(*tiny, build_method("chai", **METHODS["chai"]), prepared, 3, progress=False)
+    found = task_fidelity(Runner(*tiny, progress=False), build_method("chai", **METHODS["chai"]), prepared, 3)
     assert found is not None
     assert found.sequences == 3
     assert found.divergence.value == pytest.approx(found.samples["divergence"].mean())
@@ -180,7 +182,8 @@ def test_scores_are_shared_after_every_round_of_passes_and_the_bar_counts_those_
     def work(ranks: Ranks) -> list[int]:
         done: list[int] = []
         method = build_method("chai", **METHODS["chai"])
-        core.compare(models[ranks.rank][0], {"chai": method}, tokens, 1, ranks=ranks, after=done.append)
+        runner = Runner(*models[ranks.rank], batch_tokens=1, ranks=ranks)
+        core.compare(runner, {"chai": method}, tokens, after=done.append)
         return done
 
     assert together(1, work) == [[1] * len(GOALS)]
@@ -249,7 +252,7 @@ def test_running_text_has_the_log_likelihood_that_scoring_gives_it(tiny: tuple[A
     method = build_method("chai", **METHODS["chai"])
     samples = compared(tiny, text, documents=3)
     for column, scorer in (("baseline_log_likelihood", build_method("mha")), ("log_likelihood", method)):
-        scored = score(*tiny, scorer, text, progress=False)
+        scored = score(Runner(*tiny, progress=False), scorer, text)
         assert scored is not None
         likelihoods = [json.loads(each)[0] for each in scored.samples["byte_perplexity"]]
         # Sums over a few dozen tokens in float32.
@@ -258,4 +261,4 @@ def test_running_text_has_the_log_likelihood_that_scoring_gives_it(tiny: tuple[A
 
 def test_where_nothing_is_predicted_there_is_nothing_to_compare(tiny: tuple[Any, Any]) -> None:
     empty = SimpleNamespace(task_name="empty", task=SimpleNamespace(instances=[asked("generate_until", "", {})]))
-    assert task_fidelity(*tiny, build_method("mha"), empty, 5, progress=False) is None  # type: ignore[arg-type]
+    assert task_fidelity(Runner(*tiny, progress=False), build_method("mha"), empty, 5) is None  # type: ignore[arg-type]

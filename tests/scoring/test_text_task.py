@@ -25,6 +25,7 @@ from chai_eval.models import load_model
 from chai_eval.resources import tasks_dir
 from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.prepare import prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import check_text, load_task, primary_metric, task_names
 from chai_eval.store import write_record
 from tests.scoring.test_task_fidelity import METHODS as LIKEWISE
@@ -59,7 +60,7 @@ def wikitext() -> ConfigurableTask:
 def test_every_document_and_every_metric_equal_those_of_stock_lm_eval(tiny: tuple[Any, Any], text: str) -> None:
     model, tokenizer = tiny
     task = load_task("text", text=text)
-    ours = score(model, tokenizer, build_method("mha"), prepare(task, limit=None, seed=1), progress=False)
+    ours = score(Runner(model, tokenizer, progress=False), build_method("mha"), prepare(task, limit=None, seed=1))
     assert ours is not None
     theirs = simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
@@ -87,7 +88,7 @@ def test_under_every_method_a_text_has_the_score_of_its_windows_alone(
     model, tokenizer = tiny
     method = build_method(name, **METHODS[name])
     prepared = prepare(load_task("text", text=text), limit=None, seed=1)
-    ours = score(model, tokenizer, method, prepared, progress=False)
+    ours = score(Runner(model, tokenizer, progress=False), method, prepared)
     assert ours is not None
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
     with method.applied(model):
@@ -101,7 +102,7 @@ def test_text_with_few_spaces_has_a_perplexity_and_a_record_as_any_other(tiny: t
     path = tmp_path / "a.txt"
     path.write_text("注意力头" * 125, encoding="utf-8")
     prepared = prepare(load_task("text", text=str(path)), limit=None, seed=1)
-    scored = score(*tiny, build_method("mha"), prepared, progress=False)
+    scored = score(Runner(*tiny, progress=False), build_method("mha"), prepared)
     assert scored is not None
     ((likelihood, units),) = (json.loads(each) for each in scored.samples["byte_perplexity"])
     assert units == 1500
@@ -170,4 +171,4 @@ def test_text_that_the_model_rules_out_has_no_perplexity_and_one_line_says_so(tm
     gone = torch.tensor(letter)
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.index_fill(-1, gone, -math.inf))
     with pytest.raises(RunError, match=r"^text: byte_perplexity of these documents is inf: the model rules out"):
-        score(model, tokenizer, build_method("mha"), prepared, progress=False)
+        score(Runner(model, tokenizer, progress=False), build_method("mha"), prepared)

@@ -90,7 +90,7 @@ def test_status_tells_finished_partial_failed_running_and_unreadable_apart(tmp_p
     old.path.mkdir(parents=True)
     (old.path / "record.json").write_text('{"layout": 0}')
     with running.held():
-        listed = {result.folder.task: result for result in list_results(tmp_path)}
+        listed = {result.task: result for result in list_results(tmp_path)}
     assert {task: result.state for task, result in listed.items()} == {
         "finished": "finished",
         "partial": "partial",
@@ -143,7 +143,7 @@ def test_an_odd_file_makes_its_own_result_unreadable_and_no_other(
     (odd.path / name).unlink(missing_ok=True)
     if content is not None:
         (odd.path / name).write_text(content)
-    listed = {result.folder.task: result for result in list_results(tmp_path)}
+    listed = {result.task: result for result in list_results(tmp_path)}
     assert (listed["odd"].state, listed["piqa"].state) == ("unreadable", "finished")
     assert said in listed["odd"].detail
     assert main(["status", f"results_dir={tmp_path}"]) == 0
