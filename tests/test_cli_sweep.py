@@ -52,7 +52,7 @@ class Standing:
 def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     one = Standing()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
+    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, _: name)
     monkeypatch.setattr("chai_eval.scoring.prepare.prepare", one.prepare)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", one.score)
     monkeypatch.setattr("chai_eval.evaluation.Evaluation.fidelity", lambda _: None)
@@ -144,7 +144,7 @@ def test_an_interrupted_sweep_ends_with_one_line(standing: Standing, capsys: pyt
 def test_documents_that_cannot_be_had_fail_their_own_job_only(
     standing: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def load(name: str, **_: Any) -> str:
+    def load(name: str, settings: Any) -> str:
         if name == "boolq":
             raise RunError("task: boolq can't be loaded from the hub")
         return name

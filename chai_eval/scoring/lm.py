@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import sys
 from collections import Counter
@@ -24,6 +22,7 @@ from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import pad_embedded
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.generation import generation_batches, is_sampled, stops
+from chai_eval.scoring.hashes import content_hash
 from chai_eval.scoring.pack import ScoringRequest, batches, documents, packed_input
 from chai_eval.scoring.runner import Runner
 from chai_eval.store.journal import Journal
@@ -201,4 +200,4 @@ def _text_keys(requests: Sequence[Instance]) -> list[str]:
 
 
 def _key(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    return content_hash(content)[:32]

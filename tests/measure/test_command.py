@@ -112,7 +112,7 @@ def scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = {"value": 0.5, "stderr": 0.1}
     scores = SimpleNamespace(samples=samples, metrics={"acc": metric, "acc_norm": metric}, batch={})
     prepared = SimpleNamespace(task_name="piqa", n_documents=2, n_requests=4, prompts_hash="p", config_hash="c")
-    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
+    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, _: name)
     monkeypatch.setattr("chai_eval.scoring.prepare.prepare", lambda *_, **__: prepared)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", lambda *_, **__: scores)
     monkeypatch.setattr("chai_eval.evaluation.Evaluation.fidelity", lambda _: None)

@@ -22,6 +22,7 @@ from chai_eval.scoring.pack import ScoringRequest
 from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import load_task
+from chai_eval.settings import TaskSettings
 from chai_eval.store import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
@@ -178,7 +179,7 @@ def test_logits_that_are_not_finite_after_the_context_name_the_layer(monkeypatch
 def test_on_real_weights_and_documents_decoded_scores_equal_packed_ones(name: str) -> None:
     model, encode = load_model("smollm2_mha", device="cpu", dtype="float32")
     method = build_method(name, **({"clusters": "smollm2_mha-balanced"} if name == "chai" else {}))
-    prepared = prepare(load_task("piqa", source="local"), limit=4, seed=1)
+    prepared = prepare(load_task("piqa", TaskSettings(source="local")), limit=4, seed=1)
     packed, decoded = (
         score(Runner(model, encode, progress=False), method, prepared, scoring=scoring)
         for scoring in ("packed", "decode")

@@ -67,7 +67,7 @@ def no_report_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(name: str, folder: Path) -> Callable[[], Any]:
-    return lambda: load_task(name, included=IncludedTasks((folder,)))
+    return lambda: load_task(name, TaskSettings(included=IncludedTasks((folder,))))
 
 
 def arithmetic(count: int, seed: int) -> datasets.Dataset:
@@ -246,7 +246,7 @@ def test_a_task_that_allows_no_examples_keeps_to_it_and_says_so(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "none.yaml").write_text(f"include: {folder}/own_choice.yaml\ntask: none\nnum_fewshot: 0\n")
-    task = load_task("none", included=IncludedTasks((tmp_path,)))
+    task = load_task("none", TaskSettings(included=IncludedTasks((tmp_path,))))
     prepared = [prepare(task, limit=None, seed=SEED, prompts=PromptSettings(count)) for count in (None, 2)]
     assert prepared[0].prompts_hash == prepared[1].prompts_hash
     assert prepared[0].config_hash == prepared[1].config_hash
@@ -258,12 +258,13 @@ def test_a_papers_task_of_local_files_never_has_the_document_at_hand_among_its_e
 ) -> None:
     science(4, 5).to_json(tmp_path / "arc_easy.jsonl")
     prompts = PromptSettings(num_fewshot=3)
-    prepared = prepare(load_task("arc_easy", data_dir=tmp_path), limit=None, seed=SEED, prompts=prompts)
+    prepared = prepare(load_task("arc_easy", TaskSettings(data_dir=tmp_path)), limit=None, seed=SEED, prompts=prompts)
     for request in prepared.task.instances:
         assert request.args[0].count(f"Question: {request.doc['question']}") == 1
     assert "drawn from the documents that are scored, but for the one at hand" in caplog.text
     with pytest.raises(SettingError, match=r"^num_fewshot: 4 given, and arc_easy has 3 documents .*allowed: 0 to 3$"):
-        prepare(load_task("arc_easy", data_dir=tmp_path), limit=None, seed=SEED, prompts=PromptSettings(4))
+        task = load_task("arc_easy", TaskSettings(data_dir=tmp_path))
+        prepare(task, limit=None, seed=SEED, prompts=PromptSettings(4))
 
 
 @pytest.mark.parametrize(

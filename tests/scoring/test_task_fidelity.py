@@ -22,6 +22,7 @@ from chai_eval.scoring.ranks import Ranks
 from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
 from chai_eval.scoring.tasks import load_task
+from chai_eval.settings import TaskSettings
 from tests.scoring.test_ranks import together
 
 VALUES = ["divergence", "agreement", "log_likelihood", "baseline_log_likelihood"]
@@ -45,7 +46,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedTask:
     folder = tmp_path_factory.mktemp("documents")
     rows = [{"goal": goal, "sol1": f"with {goal[::-1]}", "sol2": "no", "label": 1} for goal in GOALS]
     (folder / "piqa.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return prepare(load_task("piqa", data_dir=folder), limit=None, seed=1)
+    return prepare(load_task("piqa", TaskSettings(data_dir=folder)), limit=None, seed=1)
 
 
 def compared(tiny: tuple[Any, Any], prepared: PreparedTask, name: str = "chai", **settings: Any) -> pd.DataFrame:
@@ -248,7 +249,7 @@ def test_what_is_longer_than_the_models_positions_loses_its_start_as_in_scoring(
 
 def test_running_text_has_the_log_likelihood_that_scoring_gives_it(tiny: tuple[Any, Any], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One passage.\n\nAnother, of more words than that.\n\nA third.\n")
-    text = prepare(load_task("text", text=str(tmp_path / "a.txt")), limit=None, seed=1)
+    text = prepare(load_task("text", TaskSettings(text=str(tmp_path / "a.txt"))), limit=None, seed=1)
     method = build_method("chai", **METHODS["chai"])
     samples = compared(tiny, text, documents=3)
     for column, scorer in (("baseline_log_likelihood", build_method("mha")), ("log_likelihood", method)):
