@@ -16,10 +16,7 @@ PATIENCE = 10.0
 def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> None:
     """Write a file beside its place, bring it to the disk, and rename it into place; its folder is made.
 
-    Parameters
-    ----------
-    content : str, bytes or callable
-        A callable fills the file whose path it is given.
+    A callable as content fills the file whose path it is given.
 
     Raises
     ------

@@ -71,15 +71,7 @@ def load(settings: ModelSettings) -> LoadedModel:
 
 @dataclass
 class Session:
-    """Loads each model once, and prepares each task once; one model is kept at a time, for its size.
-
-    Attributes
-    ----------
-    loader
-        Loads a model.
-    ranks
-        Processes that score together, this one among them.
-    """
+    """Loads each model once, and prepares each task once; one model is kept at a time, for its size."""
 
     loader: Callable[[ModelSettings], LoadedModel] = load
     ranks: Ranks = field(default_factory=Ranks)

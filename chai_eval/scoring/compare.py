@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -12,7 +13,6 @@ from chai_eval.attention.logits import logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.methods.base import Method
 from chai_eval.methods.mha import MHA
-from chai_eval.scoring.divergence import kl_divergence
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, Document, PackedInput, ScoringRequest, Tokens, batches, packed_input
 from chai_eval.scoring.runner import Runner
@@ -147,3 +147,17 @@ def _compare(expected: Tensor, given: Tensor, target: Tensor) -> Tensor:
 def _means(values: Tensor) -> Row:
     infinite = int(values[MEANS.index("divergence")].isinf().sum())
     return {"tokens": values.shape[1], **dict(zip(MEANS, values.mean(1).tolist(), strict=True)), INFINITE: infinite}
+
+
+def kl_divergence(expected: Tensor, given: Tensor) -> Tensor:
+    """KL(expected ‖ given) of distributions by their logarithms: Σ p (log p − log q), where 0 log 0 is 0.
+
+    Logarithms may be −inf, as of the tokens that only pad a vocabulary: where p is nought the term is, and where q
+    alone is nought the divergence is infinite.
+
+    Of log-probabilities `[..., vocabulary]` in the precision to compute in, it gives `[...]` in nats, never below zero.
+    """
+    terms = expected.exp() * (expected - given)
+    # By the logarithms: a probability too small for the precision is none that is ruled out.
+    terms = terms.masked_fill(given == -math.inf, math.inf).masked_fill(expected == -math.inf, 0)
+    return terms.sum(-1).clamp(min=0)  # below zero by rounding only

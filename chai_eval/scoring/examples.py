@@ -41,12 +41,8 @@ def _check(task: Task) -> None:
             f"allowed: 0 to {max(available, 0)}"
         )
     scored = task.config.test_split or task.config.validation_split
-    from_scored = split == scored or (split is None and not task.has_training_docs() and not _validated_apart(task))
+    others = task.has_training_docs() or (task.has_validation_docs() and task.has_test_docs())
+    from_scored = split == scored or (split is None and not others)
     if from_scored and task.fewshot_cfg.samples is None:
         but = ", but for the one at hand" if apart else ", the one at hand among them (lm-eval's own rule)"
         log.warning("%s: examples are drawn from the documents that are scored%s; it has no others", name, but)
-
-
-def _validated_apart(task: Task) -> bool:
-    """Whether there is a validation split beside the one that is scored."""
-    return bool(task.has_validation_docs() and task.has_test_docs())

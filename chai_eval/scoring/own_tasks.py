@@ -7,14 +7,15 @@ they are loaded, and templates are rendered in Jinja's sandbox, in which harmles
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chai_eval.checksum import sha256_of
 from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.scoring.hashes import content_hash
 from chai_eval.task_settings import IncludedTasks
 
 if TYPE_CHECKING:
@@ -147,10 +148,8 @@ def _functions(path: Path) -> list[str]:
     import yaml
 
     with path.open("rb") as file:
-        events = [
-            event for event in yaml.parse(file, Loader=yaml.SafeLoader) if getattr(event, "tag", None) == FUNCTION
-        ]
-    return [event.value for event in events]
+        events = list(yaml.parse(file, Loader=yaml.SafeLoader))
+    return [event.value for event in events if getattr(event, "tag", None) == FUNCTION]
 
 
 def _foreign_metrics(path: Path) -> list[str]:
@@ -169,9 +168,5 @@ def _foreign_metrics(path: Path) -> list[str]:
 
 def _python(included: IncludedTasks) -> str:
     """Hash of all Python files in the user's folders: any of them may have a say in a score."""
-    digest = hashlib.sha256()
-    for folder in _folders(included):
-        for path in sorted(folder.rglob("*.py")):
-            content, name = path.read_bytes(), path.relative_to(folder).as_posix()
-            digest.update(f"{len(name)}:{name}{len(content)}:".encode() + content)
-    return digest.hexdigest()
+    files = [(path, folder) for folder in _folders(included) for path in sorted(folder.rglob("*.py"))]
+    return content_hash([(path.relative_to(folder).as_posix(), sha256_of(path)) for path, folder in files])

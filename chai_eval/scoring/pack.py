@@ -135,7 +135,7 @@ def documents(
     batch_tokens: int | None = None,
     alike: Callable[[int], Hashable] = any_length,
 ) -> list[Document]:
-    """Group requests by context into rows.
+    """Group requests by context into rows, in the order in which contexts first occur.
 
     Choices often begin alike as well; what all of them share is part of the row's context too.
 
@@ -149,11 +149,6 @@ def documents(
         Most tokens in a pass: no row is made larger by sharing.
     alike : callable
         See `batches`.
-
-    Returns
-    -------
-    list of Document
-        In the order in which contexts first occur.
     """
     by_context: dict[tuple[Tokens, Hashable], list[int]] = {}
     for number, request in enumerate(requests):
@@ -206,9 +201,8 @@ def _document(context: Tokens, by_fed: dict[Tokens, list[int]], requests: Sequen
     branches: list[Tokens] = []
     placed: list[tuple[int, int | None, int]] = []
     for fed, numbers in by_fed.items():
-        branch = None
-        if len(fed) > len(context):
-            branch = len(branches)
+        branch = len(branches) if len(fed) > len(context) else None
+        if branch is not None:
             branches.append(fed[len(context) :])
         placed.extend((number, branch, len(requests[number].continuation)) for number in numbers)
     return Document(context, tuple(branches), tuple(placed))
@@ -225,24 +219,20 @@ def batches(rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], 
     alike : callable
         Of a request's length in tokens: those for which it differs never share a pass (see `RotaryLengths.alike`).
     """
-    # Sorting by tokens as well makes the layout independent of the order in which requests came.
-    waiting = sorted(rows, key=lambda row: (-row.tokens, row.context, row.branches))
     together: dict[Hashable, list[Document]] = {}
-    for row in waiting:
+    # Sorting by tokens as well makes the layout independent of the order in which requests came.
+    for row in sorted(rows, key=lambda row: (-row.tokens, row.context, row.branches)):
         together.setdefault(alike(row.longest), []).append(row)
-    waiting = [row for group in together.values() for row in group]
-    filled: list[Batch] = []
-    current: list[Document] = []
-    used = 0
-    for row in waiting:
-        if current and (used + row.tokens > batch_tokens or alike(row.longest) != alike(current[0].longest)):
-            filled.append(Batch(tuple(current)))
-            current, used = [], 0
-        current.append(row)
-        used += row.tokens
-    if current:
-        filled.append(Batch(tuple(current)))
-    return filled
+    filled: list[list[Document]] = []
+    for group in together.values():
+        used = batch_tokens  # of no pass of another group is there any left
+        for row in group:
+            if used + row.tokens > batch_tokens:
+                filled.append([])
+                used = 0
+            filled[-1].append(row)
+            used += row.tokens
+    return [Batch(tuple(each)) for each in filled]
 
 
 def packed_input(batch: Batch, requests: Sequence[ScoringRequest]) -> PackedInput:

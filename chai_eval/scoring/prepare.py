@@ -56,13 +56,12 @@ def prepare(
 
     Parameters
     ----------
-    task : lm_eval.api.task.Task
+    task : Task
         Left as it is: what is prepared are requests of a copy.
     limit : int or None
         First documents to use; None for all.
     seed : int
         Of the few-shot examples, where the task has any.
-    prompts : PromptSettings
     tokenizer : PreTrainedTokenizerBase or None
         Whose chat template is applied; needed for nothing else.
 

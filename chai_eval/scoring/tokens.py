@@ -18,10 +18,7 @@ GENERATES = "generate_until"
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Iterable[PreparedTask]) -> None:
     """Refuse tasks whose requests can't be made into tokens, or into tokens that the model has embeddings for.
 
-    Parameters
-    ----------
-    tasks : iterable of PreparedTask
-        Looked at only where the tokenizer leaves a doubt.
+    Tasks are looked at only where the tokenizer leaves a doubt.
 
     Raises
     ------

@@ -55,12 +55,9 @@ class Journal(Mapping[str, Any]):
         return len(self._scored)
 
     def append_many(self, scored: Iterable[tuple[str, Any]]) -> None:
-        """Append scored requests and wait until they are on the disk.
+        """Append requests' keys with JSON payloads (log-likelihood and whether it is the greedy one, or a text).
 
-        Parameters
-        ----------
-        scored
-            Pairs of request key and JSON payload (log-likelihood and whether it is the greedy one, or a text).
+        They are on the disk then.
 
         Raises
         ------

@@ -21,12 +21,10 @@ FIDELITY = "fidelity.parquet"
 
 
 def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFrame) -> None:
-    """Write a finished result; `record.json` comes last, so that where it stands the samples stand too.
+    """Write a finished result, its folder too; `record.json` comes last: where it stands the samples stand too.
 
     Parameters
     ----------
-    directory
-        Folder of the result, made when it isn't there.
     record
         JSON values; `layout` is added.
     samples
@@ -48,9 +46,7 @@ def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.Dat
     Parameters
     ----------
     fidelity
-        JSON values; `asked` says on how many documents it was wanted, `documents` how many `samples` has.
-    samples
-        One row per document.
+        JSON values; `asked` says on how many documents it was wanted, `documents` how many `samples`, their rows, has.
 
     Raises
     ------

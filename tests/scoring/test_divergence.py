@@ -18,7 +18,7 @@ from torch import Tensor
 from chai_eval.methods import build_method
 from chai_eval.report import Header, Row, render, render_sweep
 from chai_eval.scoring import compare as passes
-from chai_eval.scoring.divergence import kl_divergence
+from chai_eval.scoring.compare import kl_divergence
 from chai_eval.scoring.fidelity import plain, summary
 from chai_eval.scoring.runner import Runner
 
