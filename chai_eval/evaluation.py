@@ -19,19 +19,12 @@ from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.session import LoadedModel
 from chai_eval.settings import Settings
-from chai_eval.store import (
-    SCORER,
-    Journal,
-    ResultFolder,
-    check_writable,
-    read_fidelity,
-    read_record,
-    read_samples,
-    result_key,
-    write_fidelity,
-    write_record,
-)
+from chai_eval.store.code import SCORER
+from chai_eval.store.folder import ResultFolder, check_writable
+from chai_eval.store.journal import Journal
+from chai_eval.store.key import result_key
 from chai_eval.store.provenance import git_revision, machine, versions
+from chai_eval.store.record import read_fidelity, read_record, read_samples, write_fidelity, write_record
 
 if TYPE_CHECKING:
     from chai_eval.methods import Method

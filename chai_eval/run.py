@@ -18,7 +18,7 @@ from chai_eval.scoring.tasks import check_text, is_own, primary_metric, task_nam
 from chai_eval.scoring.tokens import check_tokens
 from chai_eval.session import Session
 from chai_eval.settings import Settings
-from chai_eval.store import check_writable, has_results
+from chai_eval.store.folder import check_writable, has_results
 
 
 @dataclass(frozen=True)

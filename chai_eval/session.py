@@ -13,7 +13,7 @@ from chai_eval.checksum import sha256_of
 from chai_eval.scoring.hashes import content_hash
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.settings import ModelSettings, TaskSettings
-from chai_eval.store import NumericCode
+from chai_eval.store.code import NumericCode
 from chai_eval.task_settings import AS_TASKS_SAY
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pandas as pd
 
 from chai_eval.cli import main
-from chai_eval.store import read_record, read_samples
+from chai_eval.store.record import read_record, read_samples
 
 # What a run imports as it goes, imported before the first fork.
 for late in ("chai_eval.run", "chai_eval.cli.launch", "chai_eval.scoring.task_fidelity", "transformers.models.llama"):

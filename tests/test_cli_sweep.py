@@ -16,7 +16,7 @@ from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.session import LoadedModel, Session
 from chai_eval.settings import ModelSettings
-from chai_eval.store import NumericCode
+from chai_eval.store.code import NumericCode
 
 
 class Standing:
@@ -195,7 +195,7 @@ def test_the_table_goes_to_stdout_and_nothing_else_does(standing: Standing, caps
 def test_only_embedded_models_have_a_limit_of_their_own(
     standing: Standing, typed: list[str], limit: int | None, tmp_path: Path
 ) -> None:
-    from chai_eval.store import read_record
+    from chai_eval.store.record import read_record
 
     assert main(["task=piqa", "method=mha", *typed], session=Session(loader=standing.load)) == 0
     (record,) = tmp_path.glob("results/*/piqa/mha-*/record.json")

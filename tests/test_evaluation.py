@@ -22,7 +22,8 @@ from chai_eval.evaluation import Evaluation, Result
 from chai_eval.methods import build_method
 from chai_eval.session import LoadedModel
 from chai_eval.settings import MethodSettings, ModelSettings, Settings, TaskSettings
-from chai_eval.store import NumericCode, result_key
+from chai_eval.store.code import NumericCode
+from chai_eval.store.key import result_key
 from chai_eval.store.status import list_results
 
 CLUSTERS = [[9, 17], [3, 13]]

@@ -24,7 +24,7 @@ from chai_eval.scoring import task_fidelity as scoring
 from chai_eval.scoring.runner import Runner
 from chai_eval.session import Session
 from chai_eval.settings import MethodSettings, ModelSettings, Settings
-from chai_eval.store import read_record
+from chai_eval.store.record import read_record
 from chai_eval.store.status import list_results
 from tests.kill_and_resume import write_documents
 

@@ -12,7 +12,7 @@ import pytest
 
 from chai_eval.cli import main
 from chai_eval.measure.ceiling import Ceiling
-from chai_eval.store import read_record, read_samples
+from chai_eval.store.record import read_record, read_samples
 
 TINY = ("model=tiny_llama_random", "measure.lengths=[16]", "measure.new_tokens=3", "measure.repetitions=3")
 

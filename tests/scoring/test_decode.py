@@ -23,7 +23,7 @@ from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import load_task
 from chai_eval.settings import TaskSettings
-from chai_eval.store import Journal
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
 from tests.scoring.test_lm import COUNTS, ask

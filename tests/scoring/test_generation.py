@@ -15,7 +15,7 @@ from chai_eval.errors import RunError
 from chai_eval.methods import build_method
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.runner import Runner
-from chai_eval.store import Journal
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
 from tests.scoring.tiny_text import tokenizer

@@ -13,7 +13,7 @@ from chai_eval.methods import Method, build_method
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.scoring.runner import Runner
-from chai_eval.store import Journal
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS, chai_loop, looped
 from tests.scoring.tiny_text import tokenizer
 

@@ -20,7 +20,7 @@ from chai_eval.methods import build_method
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.ranks import OtherRankError, Ranks, ranks_of
 from chai_eval.scoring.runner import Runner
-from chai_eval.store import Journal
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.kill_and_resume import arguments, results, write_documents
 from tests.scoring.test_lm import packed, questions

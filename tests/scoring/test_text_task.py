@@ -28,7 +28,7 @@ from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import check_text, load_task, primary_metric, task_names
 from chai_eval.settings import TaskSettings
-from chai_eval.store import write_record
+from chai_eval.store.record import write_record
 from tests.scoring.test_task_fidelity import METHODS as LIKEWISE
 
 METRICS = ("byte_perplexity", "bits_per_byte")

@@ -12,8 +12,9 @@ import pytest
 
 from chai_eval.cli import main
 from chai_eval.errors import SettingError
-from chai_eval.store import Journal, ResultFolder, check_writable, write_record
-from chai_eval.store.record import LAYOUT
+from chai_eval.store.folder import ResultFolder, check_writable
+from chai_eval.store.journal import Journal
+from chai_eval.store.record import LAYOUT, write_record
 from chai_eval.store.status import list_results
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def test_a_result_lies_under_model_task_and_method_with_key(tmp_path: Path) -> N
 HOLD = """
 import sys, time
 from pathlib import Path
-from chai_eval.store import ResultFolder
+from chai_eval.store.folder import ResultFolder
 with ResultFolder(Path(sys.argv[1]), "tiny", "piqa", "chai", "0123456789ab").held():
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
