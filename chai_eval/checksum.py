@@ -49,17 +49,11 @@ class Document:
     files: Mapping[str, str] | None
 
     def check(self, folder: Path, name: str) -> str:
-        """Make sure that a file is the one that the document names, and return its sha256.
-
-        Raises
-        ------
-        OSError
-        DamagedError
-        """
+        """Return a file's sha256; OSError where it can't be read, DamagedError where the document names another."""
         return self._known(folder / name, name, sha256_of(folder / name))
 
     def read(self, folder: Path, name: str) -> bytes:
-        """Read a file, and make sure that it is the one that the document names; raises as `check` does."""
+        """Read a file; raises as `check` does."""
         data = (folder / name).read_bytes()
         self._known(folder / name, name, hashlib.sha256(data).hexdigest())
         return data
@@ -97,14 +91,7 @@ def sealed(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, An
 
 
 def read_document(path: Path) -> Document:
-    """Read a JSON document, and check it where it has a checksum.
-
-    Raises
-    ------
-    OSError
-        Where it isn't there, or can't be read.
-    DamagedError
-    """
+    """Read a JSON document; OSError where it can't be, DamagedError where it has a checksum that is another."""
     value = read_json(path)
     if not isinstance(value, dict) or not {FILES, CHECKSUM} & value.keys():
         return Document(value if isinstance(value, dict) else {}, None)
@@ -114,7 +101,7 @@ def read_document(path: Path) -> Document:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; raises as `read_document` does."""
+    """Read a JSON file; OSError where it can't be, DamagedError for what isn't JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -242,7 +242,7 @@ class Evaluation:
             return True
 
     def _compare(self, count: int) -> None:
-        from chai_eval.scoring.task_fidelity import task_fidelity
+        from chai_eval.scoring.fidelity import task_fidelity
 
         log.info("%s: comparing next tokens with mha on %d documents", self._name, count)
         found = task_fidelity(self._runner, self.method, self.prepared, count)
@@ -254,8 +254,7 @@ class Evaluation:
 
     def _fidelity_of(self, count: int) -> dict[str, Any] | None:
         """What the result says about the first documents of the task."""
-        from chai_eval.scoring.fidelity import summary
-        from chai_eval.scoring.task_fidelity import first_requests
+        from chai_eval.scoring.fidelity import first_requests, summary
 
         samples = read_fidelity(self.folder.path, count)
         if samples is None:

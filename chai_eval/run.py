@@ -98,19 +98,14 @@ def run(settings: Settings, session: Session) -> Report:
 def check(settings: Settings, session: Session) -> list[str]:
     """Check all that can be checked before minutes go into loading a model; return the names of the tasks.
 
-    Raises
-    ------
-    SettingError
-    RunError
-        Where the documents of a task can't be loaded.
+    Raises SettingError, or RunError where the documents of a task can't be loaded.
     """
     # What is finished is shown also where nothing can be written.
     if settings.measure is not None or not has_results(settings.results_dir, settings.model.name):
         check_writable(settings.results_dir)
     check_path(settings.model.path)
     build_method(settings.method.name, **settings.method.options)
-    choice = settings.task.choice
-    names = task_names(choice if isinstance(choice, str) else list(choice), settings.task.included)
+    names = task_names(settings.task.choice, settings.task.included)
     check_text(names, settings.task.text)
     for name in names:
         session.task(name, settings.task)

@@ -40,7 +40,7 @@ class Prepared:
 
 def code(number: str) -> NumericCode:
     """Code that any module may import, so that its version is that of all."""
-    return NumericCode({"chai_eval.attention": number}, {}, b"")
+    return NumericCode({"chai_eval.attention": number}, {}, {})
 
 
 def loaded(**changed: Any) -> LoadedModel:

@@ -20,7 +20,7 @@ from chai_eval.cli.overrides import settings_of
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.run import Report, run
-from chai_eval.scoring import task_fidelity as scoring
+from chai_eval.scoring import fidelity as scoring
 from chai_eval.scoring.runner import Runner
 from chai_eval.session import Session
 from chai_eval.settings import MethodSettings, ModelSettings, Settings

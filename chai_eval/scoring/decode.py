@@ -6,7 +6,6 @@ keys and values after it, and its attention of one new token.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,12 +45,8 @@ class Decoding:
 def decodings(requests: Sequence[ScoringRequest], batch_tokens: int) -> list[Decoding]:
     """Plan which requests are decoded together: those of one context, and contexts of similar length, longest first.
 
-    The plan depends on the requests and the budget alone.
-
-    Parameters
-    ----------
-    batch_tokens : int
-        Most tokens in the cache, rows times the longest of them; a longer request is decoded alone.
+    The plan depends on the requests and the budget alone: so many tokens are in the cache at most, rows times the
+    longest of them; a longer request is decoded alone.
     """
 
     def length(numbers: Sequence[int]) -> int:
@@ -97,9 +92,9 @@ class DecodedLM(PackedLM):
         self._rotary.forget()
         cached = _Cached(self.model, batch.contexts)
         scores: dict[int, list[Any]] = {number: [0.0, True] for number in batch.requests}
-        going = batch.requests
+        going, at = batch.requests, 0
         row = [context for context, numbers in enumerate(batch.continued) for _ in numbers]  # of each that goes on
-        for at in itertools.count():
+        while True:
             target = [asked[number].continuation[at] for number in going]
             for number, (chosen, best) in zip(going, cached.scored(row, target), strict=True):
                 scores[number] = [scores[number][0] + chosen, scores[number][1] and best]
@@ -108,8 +103,7 @@ class DecodedLM(PackedLM):
                 return list(scores.values())
             cached.keep([row[index] for index in left])
             cached.step([target[index] for index in left])
-            going, row = [going[index] for index in left], list(range(len(left)))
-        raise AssertionError("every continuation ends")
+            going, row, at = [going[index] for index in left], list(range(len(left))), at + 1
 
 
 class _Cached:

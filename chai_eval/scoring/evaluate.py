@@ -23,6 +23,7 @@ from chai_eval.store.journal import Journal
 
 # Resamplings for the standard errors that have no formula (perplexity and the like); means have one.
 BOOTSTRAP_ITERATIONS = 1000
+SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def score(
     scoring: str = "packed",
     journal: Journal | None = None,
 ) -> Scores | None:
-    """Score a task under a method, which is put into the model and taken out again.
+    """Score a task under a method, put into the model and taken out again; None in all processes but the first.
 
     Parameters
     ----------
@@ -62,11 +63,6 @@ def score(
         Requests in packed rows, or contexts at once and their continuations token by token through the cache.
     journal : Journal or None
         Requests found there are not scored again, and those scored are added.
-
-    Returns
-    -------
-    Scores or None
-        None in all processes but the first.
 
     Raises
     ------
@@ -106,10 +102,7 @@ def _evaluated(lm: PackedLM, prepared: PreparedTask) -> dict[str, Any]:
             system_instruction=prepared.prompts.system_instruction,
             apply_chat_template=prepared.chat_template is not None,
             fewshot_as_multiturn=prepared.prompts.multiturn,
-            random_seed=prepared.seed,
-            numpy_random_seed=prepared.seed,
-            torch_random_seed=prepared.seed,
-            fewshot_random_seed=prepared.seed,
+            **dict.fromkeys(SEEDS, prepared.seed),
         )
     return results
 
@@ -153,8 +146,7 @@ def _metrics(task: str, results: dict[str, Any]) -> dict[str, dict[str, float | 
         if not math.isfinite(value):
             reason = "it has no value for them" if math.isnan(value) else "the model rules out (logit -inf) their text"
             raise RunError(f"{task}: {name} of these documents is {value}: {reason}; allowed: a finite number")
-        stderr = results.get(f"{metric}_stderr,{kind}")
-        if not isinstance(stderr, (int, float)) or not math.isfinite(stderr):
-            stderr = None
-        found[name] = {"value": float(value), "stderr": None if stderr is None else float(stderr)}
+        stderr: Any = results.get(f"{metric}_stderr,{kind}")
+        known = isinstance(stderr, (int, float)) and math.isfinite(stderr)
+        found[name] = {"value": float(value), "stderr": float(stderr) if known else None}
     return found

@@ -1,4 +1,4 @@
-"""How close a method's predictions stay to plain attention's, token by token: finer than the accuracy of any task."""
+"""How close a method's predictions stay to plain attention's, token by token, on a text or the documents of a task."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
@@ -19,7 +20,9 @@ from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, INFINITE, LOGITS_BYTES, Row, compare, most_tokens
+from chai_eval.scoring.prepare import PreparedTask
 from chai_eval.scoring.runner import Runner
+from chai_eval.scoring.tokens import request_tokens
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,30 @@ def fidelities(
     if not all(rows.values()):
         raise SettingError("text: no text of two tokens or more given; allowed: text to predict")
     return {name: summary(pd.DataFrame(each)) for name, each in rows.items()}
+
+
+def task_fidelity(runner: Runner, method: Method, prepared: PreparedTask, documents: int) -> Fidelity | None:
+    """Compare a method with plain attention on the first documents of a task, each by its first request.
+
+    The same in all processes; `samples` begins with a column `doc_id`. None where no document has two tokens or more:
+    nothing is predicted. RunError for logits that are not finite.
+    """
+    first = first_requests(prepared)[:documents]
+    read = request_tokens(runner.model, runner.tokenizer, first)
+    tokens = {request.doc_id: each for request, each in zip(first, read, strict=True) if len(each) > 1}
+    if not tokens:
+        return None
+    with runner.bar(f"{prepared.task_name} under {method.name}, against mha", len(tokens)) as bar:
+        found = compare(runner, {method.name: method}, list(tokens.values()), after=bar.update)
+    samples = pd.DataFrame(found[method.name])
+    samples.insert(0, "doc_id", list(tokens))
+    return summary(samples)
+
+
+def first_requests(prepared: PreparedTask) -> list[Instance]:
+    """The first request of every document, in the order of documents."""
+    ordered = sorted(prepared.task.instances, key=lambda each: (each.doc_id, each.idx))
+    return [next(requests) for _, requests in itertools.groupby(ordered, key=lambda each: each.doc_id)]
 
 
 def summary(samples: pd.DataFrame) -> Fidelity:

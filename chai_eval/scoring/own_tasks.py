@@ -7,7 +7,7 @@ they are loaded, and templates are rendered in Jinja's sandbox, in which harmles
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 FUNCTION = "!function"
 
 
-def own_entry(name: str, included: IncludedTasks) -> Entry | None:
-    """What a name stands for in the user's folders: of several with a task of that name, in the last, as in lm-eval."""
-    return _own_tasks(included).task_index.get(name) if included.paths else None
-
-
-def own_names(included: IncludedTasks) -> list[str]:
-    """Names of tasks, groups and tags in the user's folders."""
-    return list(_own_tasks(included).task_index) if included.paths else []
+def own_index(included: IncludedTasks) -> Mapping[str, Entry]:
+    """What stands in the user's folders, by name: of several of one name that in the last folder, as in lm-eval."""
+    return _own_tasks(included).task_index if included.paths else {}
 
 
 def load_own(name: str, included: IncludedTasks) -> Task:
@@ -46,8 +41,7 @@ def load_own(name: str, included: IncludedTasks) -> Task:
     RunError
         It can't be loaded.
     """
-    entry = own_entry(name, included)
-    assert entry is not None, "asked for by those who know that it is there"
+    entry = own_index(included)[name]
     code = _code(entry.yaml_path)
     if code and not included.code:
         raise SettingError(f"include_code: False given, and {code[0]}; allowed: true, if you trust what lies there")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from chai_eval.errors import RunError, SettingError, closest
 from chai_eval.hub import hub
 from chai_eval.resources import tasks_dir
-from chai_eval.scoring.own_tasks import load_own, own_entry, own_names, unreadable
+from chai_eval.scoring.own_tasks import load_own, own_index, unreadable
 from chai_eval.settings import TaskSettings
 from chai_eval.task_settings import NONE_OWN, IncludedTasks
 
@@ -35,7 +35,7 @@ def primary_metric(name: str) -> str | None:
 
 def is_own(name: str, included: IncludedTasks) -> bool:
     """Whether a name is of a task in the user's own folders, which go before lm-eval's and the paper's five."""
-    return name != TEXT and own_entry(name, included) is not None
+    return name != TEXT and name in own_index(included)
 
 
 def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) -> list[str]:
@@ -63,12 +63,7 @@ def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) 
 
 
 def check_text(names: Sequence[str], text: str | None) -> None:
-    """Make sure that text is given where the task `text` is among those to score, and nowhere else.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Raise SettingError unless text is given where the task `text` is among those to score, and only there."""
     if text is None and TEXT in names:
         from chai_eval.data.text import ALLOWED
 
@@ -142,8 +137,9 @@ def _check_known(name: str, included: IncludedTasks) -> None:
     known = _stock_tasks().all_tasks
     if name in known:
         return
-    ours = ", ".join(("paper", *PAPER_TASKS, TEXT, *own_names(included)[:10]))
-    hint = closest(name, ["paper", TEXT, *own_names(included), *known], 5)
+    own = list(own_index(included))
+    ours = ", ".join(("paper", *PAPER_TASKS, TEXT, *own[:10]))
+    hint = closest(name, ["paper", TEXT, *own, *known], 5)
     if passed_over := unreadable(included):
         hint += f", and {passed_over}"
     raise SettingError(f"task: {name!r} is not known{hint}; allowed: {ours}, any task of lm-eval")
@@ -214,7 +210,7 @@ def _without_kwargs_advice() -> Iterator[None]:
 
 
 def _expand(name: str, included: IncludedTasks) -> list[str]:
-    own = own_entry(name, included)
+    own = own_index(included).get(name)
     if own is not None and name in ("paper", TEXT):
         raise SettingError(f"include_path: {own.yaml_path} is called {name}; allowed: any name but paper and text")
     if name == "paper":
@@ -228,7 +224,7 @@ def _expand(name: str, included: IncludedTasks) -> list[str]:
 
 def _members(name: str, within: str, included: IncludedTasks) -> list[str]:
     """Single tasks of a task, group or tag."""
-    entry = own_entry(name, included) or _stock_tasks().task_index.get(name)
+    entry = own_index(included).get(name) or _stock_tasks().task_index.get(name)
     if entry is None:
         raise SettingError(f"task: {within} has a member {name} that lm-eval doesn't know; allowed: its tasks by name")
     kind = entry.kind.name

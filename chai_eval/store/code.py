@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from chai_eval.checksum import sha256_of
+
 PACKAGE = "chai_eval"
 NUMERIC_PACKAGES = ("attention", "methods", "scoring")
 # What scores a task, and what compares its next tokens with plain attention's.
-SCORER = (f"{PACKAGE}.scoring.evaluate", f"{PACKAGE}.scoring.task_fidelity")
+SCORER = (f"{PACKAGE}.scoring.evaluate", f"{PACKAGE}.scoring.fidelity")
 
 # Calls that import, or run, what no reading of the source tells.
 _DYNAMIC = {"import_module", "__import__", "exec", "eval", "exec_module", "run_module", "run_path"}
@@ -30,20 +33,20 @@ class NumericCode:
     ----------
     sources : mapping of module name to its source without docstrings, comments and messages
     imports : mapping of module name to the numeric modules it imports, or None where it may import anything
-    others : bytes
-        Hash of files that are no Python (kernels), which any module may read.
+    others : mapping of file to its sha256
+        Those that are no Python (kernels), which any module may read.
     """
 
     sources: Mapping[str, str]
     imports: Mapping[str, frozenset[str] | None]
-    others: bytes
+    others: Mapping[str, str]
 
     @classmethod
     def of(cls, package: Path | None = None) -> NumericCode:
         """Read the sources in a folder of the package; in the installed one by default."""
         root = package if package is not None else Path(__file__).resolve().parent.parent
         trees: dict[str, ast.Module] = {}
-        others = hashlib.sha256()
+        others: dict[str, str] = {}
         for path in (path for part in NUMERIC_PACKAGES for path in sorted((root / part).rglob("*"))):
             if path.is_dir() or "__pycache__" in path.parts or path.name.startswith("."):
                 continue
@@ -52,10 +55,10 @@ class NumericCode:
                 parts = inside.parent.parts if path.stem == "__init__" else inside.with_suffix("").parts
                 trees[".".join((PACKAGE, *parts))] = _Meaning().visit(ast.parse(path.read_bytes(), str(path)))
             else:
-                _add(others, inside.as_posix().encode(), path.read_bytes())
+                others[inside.as_posix()] = sha256_of(path)
         imports = {name: _imports(name, tree, trees) for name, tree in trees.items()}
         sources = {name: ast.unparse(tree) for name, tree in trees.items()}
-        return cls(sources, imports, others.digest())
+        return cls(sources, imports, others)
 
     def version(self, *modules: str) -> str:
         """Hash the modules and all that they import, directly or not, as a sha256 in hex.
@@ -63,10 +66,8 @@ class NumericCode:
         A parent package is not part of it unless it is imported itself: that `methods` lists every method gives none
         of them a say in another's numbers. Where a module may import anything, all modules count.
         """
-        digest = hashlib.sha256(self.others)
-        for name in sorted(self.closure(*modules)):
-            _add(digest, name.encode(), self.sources[name].encode())
-        return digest.hexdigest()
+        parts = [self.others, {name: self.sources[name] for name in self.closure(*modules)}]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def closure(self, *modules: str) -> set[str]:
         """The numeric modules that some are made of, themselves among them."""
@@ -82,11 +83,6 @@ class NumericCode:
             found.add(name)
             waiting += imported
         return found
-
-
-def _add(digest: hashlib._Hash, name: bytes, content: bytes) -> None:
-    digest.update(b"%d:%s%d:" % (len(name), name, len(content)))
-    digest.update(content)
 
 
 def _imports(module: str, tree: ast.Module, known: Mapping[str, object]) -> frozenset[str] | None:

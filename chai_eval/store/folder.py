@@ -87,10 +87,7 @@ class ResultFolder:
     def begin(self, note: dict[str, Any]) -> float:
         """Note an attempt at this result (for `status`), and forget how an earlier one failed.
 
-        Returns
-        -------
-        float
-            Seconds that earlier attempts spent, up to their last scored batch.
+        Gives the seconds that earlier attempts spent, up to their last scored batch.
         """
         try:
             seconds = self._seconds_spent(read_note(self.path / ATTEMPT) or {})
@@ -144,10 +141,9 @@ def check_writable(results_dir: Path) -> None:
     SettingError
         Naming `results_dir` and what stands in the way.
     """
-    place = results_dir.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    whole = results_dir.absolute()
     try:
+        place = next(each for each in (whole, *whole.parents) if each.exists())
         if not place.is_dir():
             raise NotADirectoryError(0, f"{place} is a file")
         with tempfile.TemporaryFile(dir=place):

@@ -87,10 +87,10 @@ def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
     RunError
         For a record that can't be read.
     """
-    found = _document(directory)
-    fidelity = None if found is None else found.content.get("fidelity")
+    found = _document(directory) or Document({}, None)
+    fidelity = found.content.get("fidelity")
     there = fidelity.get("asked") if isinstance(fidelity, dict) else None
-    if found is None or fidelity is None or not isinstance(there, int) or there < asked:
+    if not isinstance(there, int) or there < asked:
         return None
     samples = _table(directory, FIDELITY, found)
     return samples if len(samples) == fidelity.get("documents") else None
@@ -111,31 +111,15 @@ def read_record(directory: Path) -> dict[str, Any] | None:
 
 
 def read_samples(directory: Path) -> pd.DataFrame:
-    """Read the per-document samples of a finished result.
-
-    Raises
-    ------
-    DamagedError
-        Where the file is missing or isn't the one that the record names.
-    RunError
-    """
+    """Read the per-document samples of a finished result; DamagedError where they aren't those that it names."""
     samples: pd.DataFrame = _table(directory, SAMPLES, _document(directory) or Document({}, None))
     return samples
 
 
 def look_over(directory: Path) -> tuple[dict[str, Any], list[str]] | None:
-    """Read a record and check what stands beside it, without making tables of it.
+    """Read a record and check what stands beside it, without making tables of it; raises as `read_record` does.
 
-    Returns
-    -------
-    (dict, list of str) or None
-        The record, and what there is to say of the result; None where there is no finished one.
-
-    Raises
-    ------
-    DamagedError
-        For a damaged record or damaged samples.
-    RunError
+    Gives the record and what there is to say of the result, or None where there is no finished one.
     """
     found = _document(directory)
     if found is None:

@@ -21,10 +21,11 @@ from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.scoring.evaluate import score
+from chai_eval.scoring.fidelity import first_requests, task_fidelity
 from chai_eval.scoring.prepare import PreparedTask, prepare
 from chai_eval.scoring.runner import Runner
-from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
 from chai_eval.scoring.tasks import load_task
+from chai_eval.scoring.tokens import request_tokens
 from chai_eval.session import Session
 from chai_eval.settings import TaskSettings
 from chai_eval.task_settings import IncludedTasks, PromptSettings
