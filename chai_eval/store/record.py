@@ -89,8 +89,7 @@ def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
     """
     found = _document(directory) or Document({}, None)
     fidelity = found.content.get("fidelity")
-    there = fidelity.get("asked") if isinstance(fidelity, dict) else None
-    if not isinstance(there, int) or there < asked:
+    if not isinstance(fidelity, dict) or not isinstance(fidelity.get("asked"), int) or fidelity["asked"] < asked:
         return None
     samples = _table(directory, FIDELITY, found)
     return samples if len(samples) == fidelity.get("documents") else None
