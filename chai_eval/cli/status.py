@@ -40,6 +40,7 @@ def status(arguments: Sequence[str]) -> int:
 
 
 def _line(each: Status) -> tuple[str, ...]:
-    prompts = "".join(f", {said}" for said in told(each.record.get("config", {})))
-    scores = "".join(f", {name} {metric['value']:.4f}" for name, metric in each.record.get("metrics", {}).items())
+    record = each.record or {}
+    prompts = "".join(f", {said}" for said in told(record.get("config", {})))
+    scores = "".join(f", {name} {metric['value']:.4f}" for name, metric in record.get("metrics", {}).items())
     return each.model, each.task, each.method, each.key, each.state, each.detail + prompts + scores

@@ -41,13 +41,8 @@ def is_own(name: str, included: IncludedTasks) -> bool:
 def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) -> list[str]:
     """Names of single tasks behind a choice, each once, in the order given.
 
-    Parameters
-    ----------
-    choice
-        `paper` (the paper's five), `text`, a task, group or tag of lm-eval, several with commas between
-        (`piqa,boolq` or `[piqa,boolq]`), or a list of these.
-    included
-        Task files of the user's own.
+    A choice is `paper` (the paper's five), `text`, a task, group or tag of lm-eval or of the user's own, several with
+    commas between (`piqa,boolq` or `[piqa,boolq]`), or a list of these.
 
     Raises
     ------
@@ -78,12 +73,11 @@ def load_task(name: str, settings: TaskSettings = ALL_DEFAULT) -> Task:
     Parameters
     ----------
     name
-        As `task_names` gives it.
+        As `task_names` gives it; a task of the user's own is loaded as it is.
     settings
-        Where its documents come from; `limit` counts for `text` alone, other tasks are loaded whole. `source=local`:
-        the paper's five, from the assets or from `data_dir`, which has `<task>.parquet`, `.jsonl` or `.json` in the
-        hub's columns. `hub`: lm-eval's own definition. `auto`: local for the five, falling back to the hub where the
-        assets can't be had; the hub for any other. A task of the user's own is loaded as it is.
+        Where its documents come from; `limit` counts for `text` alone. `source=local`: the paper's five, from the
+        assets or from `data_dir`, which has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns. `hub`: lm-eval's
+        own definition. `auto`: local for the five, the hub where the assets can't be had, and for any other.
 
     Raises
     ------

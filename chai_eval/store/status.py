@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chai_eval.errors import RunError, failure_line
 from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, SET_ASIDE, ResultFolder, is_seconds, read_note
-from chai_eval.store.record import RECORD, look_over
+from chai_eval.store.record import RECORD, look_over, read_record
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Status:
     key: str
     state: str
     detail: str
-    record: Mapping[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] | None = None
 
 
 def list_results(results_dir: Path) -> list[Status]:
@@ -54,10 +53,11 @@ def list_set_aside(results_dir: Path) -> list[Path]:
 def _measurement(path: Path) -> Status:
     known = path.parts[-3], "measure"
     try:
-        record, remarks = look_over(path) or ({}, [])
+        record = read_record(path) or {}
         names = ", ".join(str(each["name"]) for each in record["contenders"])
-        about = [str(record["config"]["measure"]["kind"]), f"{len(record['points'])} grid points", *remarks]
-        return Status(*known, names, path.name, "finished", ", ".join(about))
+        about = [str(record["config"]["measure"]["kind"]), f"{len(record['points'])} grid points"]
+        _, remarks = look_over(path) or (None, [])
+        return Status(*known, names, path.name, "finished", ", ".join([*about, *remarks]))
     except RunError as error:
         why = failure_line(error)
     except (KeyError, TypeError) as error:
