@@ -121,17 +121,8 @@ class Evaluation:
         What an earlier run added is taken where it is about as many documents or more, the first of which count then;
         else it is computed and takes its place.
 
-        Returns
-        -------
-        mapping or None
-            As the record has it where it is about as many; None where none is wanted, or nothing is predicted.
-
-        Raises
-        ------
-        SettingError
-            Where it has to be made, and `results_dir` can't be written.
-        RunError
-            Where the comparison fails; the scores stay.
+        It is as the record has it; None where none is wanted, or nothing is predicted. Raises as `result` does; the
+        scores stay.
         """
         wanted, there, ranks = self.settings.fidelity, self.prepared.n_documents, self.ranks
         count = there if wanted is None else min(wanted, there)
@@ -228,18 +219,19 @@ class Evaluation:
 
     def _not_compared(self, count: int, holding: ExitStack) -> bool:
         """Whether there is anything to compare; the folder is held then."""
-        path = self.folder.path
-        try:
-            if read_fidelity(path, count) is not None:
-                return False
-        except DamagedError:
-            pass  # another process may be at it: said below
+        if self._compared(count):
+            return False
         self._hold(holding)
+        return not self._compared(count, warn=True)
+
+    def _compared(self, count: int, *, warn: bool = False) -> bool:
+        """Whether there is an undamaged comparison; before it is held, another process may be writing it."""
         try:
-            return read_fidelity(path, count) is None
+            return read_fidelity(self.folder.path, count) is not None
         except DamagedError as error:
-            log.warning("%s: %s; compared anew", error.path, error.said)
-            return True
+            if warn:
+                log.warning("%s: %s; compared anew", error.path, error.said)
+            return False
 
     def _compare(self, count: int) -> None:
         from chai_eval.scoring.fidelity import task_fidelity

@@ -30,17 +30,9 @@ REMOTE_CODE = "transformers_modules."
 class LoadedModel:
     """A model ready to score, and the hashes that tell it from every other.
 
-    Attributes
-    ----------
-    fingerprint
-        Of the weights.
-    architecture
-        Of the configuration, how texts are generated, and code that came with the weights; without what has no say in
-        the numbers.
-    vocabulary
-        Of the tokenizer.
-    code
-        The numeric code that this process runs: read once, as the files may be edited while it does.
+    `fingerprint` is of the weights; `architecture` of the configuration, how texts are generated, and code that came
+    with the weights, without what has no say in the numbers; `vocabulary` of the tokenizer. `code` is the numeric code
+    that this process runs: read once, as the files may be edited while it does.
     """
 
     model: Any
@@ -105,15 +97,13 @@ class Session:
         """The task with the requests of its documents built; a chat template is that of the model."""
         from chai_eval.scoring.prepare import prepare
 
-        prompts, tokenizer = settings.prompts, None if loaded is None else loaded.tokenizer
+        limit, prompts, tokenizer = settings.limit, settings.prompts, None if loaded is None else loaded.tokenizer
         template = json.dumps(tokenizer.chat_template) if prompts.apply_chat_template and tokenizer else None
         key = (name, replace(settings, choice=name), seed, template)
         if key not in self._prepared:
             task = self.task(name, settings)
             with self.ranks.together():
-                self._prepared[key] = prepare(
-                    task, limit=settings.limit, seed=seed, prompts=prompts, tokenizer=tokenizer
-                )
+                self._prepared[key] = prepare(task, limit=limit, seed=seed, prompts=prompts, tokenizer=tokenizer)
         return self._prepared[key]
 
 

@@ -12,14 +12,7 @@ from chai_eval.task_settings import PromptSettings
 
 
 class ChatTemplate:
-    """What of lm-eval's view of a model renders conversations, without the model.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-    text : str
-        The template itself.
-    """
+    """What of lm-eval's view of a model renders conversations by a template, without the model."""
 
     apply_chat_template = HFLM.apply_chat_template
 

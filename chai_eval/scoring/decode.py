@@ -23,14 +23,9 @@ from chai_eval.scoring.pack import ScoringRequest, Tokens
 
 @dataclass(frozen=True)
 class Decoding:
-    """Requests that are decoded together.
+    """Requests that are decoded together: contexts, each prefilled once, and what goes on from each.
 
-    Attributes
-    ----------
-    contexts : tuple of tuples of int
-        Each prefilled once.
-    continued : tuple of tuples of int
-        By context, the numbers of the requests that go on from it, longest continuation first.
+    `continued` has, by context, the numbers of those requests, longest continuation first.
     """
 
     contexts: tuple[Tokens, ...]

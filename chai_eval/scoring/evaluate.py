@@ -132,10 +132,7 @@ def _number(value: Any) -> float | str:
 def _metrics(task: str, results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     """lm-eval's `{"acc,none": …, "acc_stderr,none": …}` as `{"acc": {"value": …, "stderr": …}}`.
 
-    Raises
-    ------
-    RunError
-        For a metric that is no finite number, which no record can hold.
+    RunError for a metric that is no finite number, which no record can hold.
     """
     found: dict[str, dict[str, float | None]] = {}
     for entry, value in results.items():

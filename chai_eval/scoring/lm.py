@@ -48,8 +48,6 @@ class PackedLM(HFLM):
     method : Method
     journal : Journal or None
         Requests found there are not scored again, and those scored are added.
-    description : str
-        Shown on the progress bar.
     chat_template : str or None
         Through which lm-eval renders prompts where it is told to.
     seed : int

@@ -32,15 +32,7 @@ def own_index(included: IncludedTasks) -> Mapping[str, Entry]:
 
 
 def load_own(name: str, included: IncludedTasks) -> Task:
-    """A task of the user's own.
-
-    Raises
-    ------
-    SettingError
-        It would run Python that isn't allowed.
-    RunError
-        It can't be loaded.
-    """
+    """A task of the user's own; SettingError where it would run Python that isn't allowed, RunError for any other."""
     entry = own_index(included)[name]
     code = _code(entry.yaml_path)
     if code and not included.code:
@@ -71,13 +63,7 @@ def unreadable(included: IncludedTasks) -> str | None:
 
 @contextmanager
 def sandboxed_templates() -> Iterator[None]:
-    """Within this, lm-eval renders templates in Jinja's sandbox.
-
-    Raises
-    ------
-    RunError
-        A template asks for what the sandbox keeps from it.
-    """
+    """Render lm-eval's templates in Jinja's sandbox; RunError where one asks for what that keeps from it."""
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils

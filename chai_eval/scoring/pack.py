@@ -22,11 +22,6 @@ Tokens = tuple[int, ...]
 LEAST_SHARE, MOST_REQUESTS = 1 / 8, 4
 
 
-def any_length(length: int) -> Hashable:
-    """Requests of all lengths may share a pass."""
-    return None
-
-
 @dataclass(frozen=True)
 class ScoringRequest:
     """A continuation to be scored after a context, in tokens."""
@@ -133,7 +128,7 @@ def documents(
     requests: Sequence[ScoringRequest],
     shared_context: int,
     batch_tokens: int | None = None,
-    alike: Callable[[int], Hashable] = any_length,
+    alike: Callable[[int], Hashable] = lambda length: None,
 ) -> list[Document]:
     """Group requests by context into rows, in the order in which contexts first occur.
 
@@ -208,7 +203,9 @@ def _document(context: Tokens, by_fed: dict[Tokens, list[int]], requests: Sequen
     return Document(context, tuple(branches), tuple(placed))
 
 
-def batches(rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], Hashable] = any_length) -> list[Batch]:
+def batches(
+    rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], Hashable] = lambda length: None
+) -> list[Batch]:
     """Fill passes with documents of similar length, longest first, up to a budget of tokens.
 
     Parameters
@@ -217,7 +214,8 @@ def batches(rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], 
     batch_tokens : int
         Most tokens in a pass; a longer document has a pass of its own.
     alike : callable
-        Of a request's length in tokens: those for which it differs never share a pass (see `RotaryLengths.alike`).
+        Of a request's length in tokens: those for which it differs never share a pass (see `RotaryLengths.alike`). By
+        default all may.
     """
     together: dict[Hashable, list[Document]] = {}
     # Sorting by tokens as well makes the layout independent of the order in which requests came.
@@ -225,7 +223,7 @@ def batches(rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], 
         together.setdefault(alike(row.longest), []).append(row)
     filled: list[list[Document]] = []
     for group in together.values():
-        used = batch_tokens  # of no pass of another group is there any left
+        used = batch_tokens  # a group begins with a pass of its own
         for row in group:
             if used + row.tokens > batch_tokens:
                 filled.append([])
@@ -239,8 +237,7 @@ def packed_input(batch: Batch, requests: Sequence[ScoringRequest]) -> PackedInpu
     """Tokens, rows and scored positions of a batch."""
     line: list[int] = []
     predicted_by: list[int] = []
-    target: list[int] = []
-    counts: list[int] = []
+    scored = [(requests[number], count) for document in batch.documents for number, _, count in document.requests]
     for document in batch.documents:
         context = range(len(line), len(line) + len(document.context))
         line.extend(document.context)
@@ -248,14 +245,13 @@ def packed_input(batch: Batch, requests: Sequence[ScoringRequest]) -> PackedInpu
         for fed in document.branches:
             branches.append(range(len(line), len(line) + len(fed)))
             line.extend(fed)
-        for number, branch, count in document.requests:
+        for _, branch, count in document.requests:
             path = [*context, *(branches[branch] if branch is not None else ())]
             predicted_by.extend(path[len(path) - count :])
-            target.extend(requests[number].continuation)
-            counts.append(count)
     keep, source = torch.unique(torch.tensor(predicted_by), return_inverse=True)
     rows = Rows.packed(
         [len(document.context) for document in batch.documents],
         [[len(branch) for branch in document.branches] for document in batch.documents],
     )
-    return PackedInput(torch.tensor([line]), rows, keep, source, torch.tensor(target), counts)
+    target = torch.tensor([token for request, _ in scored for token in request.continuation])
+    return PackedInput(torch.tensor([line]), rows, keep, source, target, [count for _, count in scored])

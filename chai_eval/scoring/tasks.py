@@ -76,8 +76,8 @@ def load_task(name: str, settings: TaskSettings = ALL_DEFAULT) -> Task:
         As `task_names` gives it; a task of the user's own is loaded as it is.
     settings
         Where its documents come from; `limit` counts for `text` alone. `source=local`: the paper's five, from the
-        assets or from `data_dir`, which has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns. `hub`: lm-eval's
-        own definition. `auto`: local for the five, the hub where the assets can't be had, and for any other.
+        assets or from `data_dir`, which has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns. `hub`: as
+        lm-eval defines it. `auto`: local for the five, the hub where the assets can't be had, and for any other.
 
     Raises
     ------
