@@ -37,12 +37,8 @@ class DamagedError(RunError):
 class Document:
     """A JSON document as it was read.
 
-    Attributes
-    ----------
-    content : dict
-        Without its checksums; empty where the file holds something other than an object.
-    files : mapping or None
-        Sha256 (hex) of files by their names, relative to the document's folder; None where there are no checksums.
+    `content` is without its checksums; empty where the file holds something other than an object. `files` has sha256
+    (hex) of files by their names, relative to the document's folder; None where there are no checksums.
     """
 
     content: dict[str, Any]

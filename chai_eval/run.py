@@ -80,7 +80,10 @@ def run(settings: Settings, session: Session) -> Report:
                 try:
                     fidelity = evaluation.fidelity()
                 except Exception as error:
-                    failures.append(_without_fidelity(name, error))
+                    # The scores are finished without their comparison: no wrong setting.
+                    left_out = failure(f"{name}, fidelity", error)
+                    said = f"{left_out.why}; fidelity=0 leaves it out"
+                    failures.append(replace(left_out, why=said, setting=False))
             own = is_own(name, settings.task.included)
             paper = None if own else published(settings.model.paper, method.name, name)
             rows.append(row(name, None if own else primary_metric(name), mha, other, paper, fidelity))
@@ -117,9 +120,3 @@ def failure(what: str, error: Exception) -> Failure:
     foreseen = isinstance(error, SettingError | RunError)
     trace = None if foreseen else "".join(traceback.format_exception(error))
     return Failure(what, failure_line(error), isinstance(error, SettingError), trace)
-
-
-def _without_fidelity(task: str, error: Exception) -> Failure:
-    """Describe an error that left finished scores without their comparison of next tokens: no wrong setting."""
-    found = failure(f"{task}, fidelity", error)
-    return replace(found, why=f"{found.why}; fidelity=0 leaves it out", setting=False)

@@ -22,15 +22,8 @@ class Journal(Mapping[str, Any]):
     Any other line that doesn't match its own checksum is reported by number and its request counts as not
     scored. One process at a time may have a journal open (`ResultFolder.held` sees to that).
 
-    Parameters
-    ----------
-    path
-        The file; it and its folder are made at the first append. None: kept in memory alone.
-
-    Raises
-    ------
-    RunError
-        Where there is something at `path` that can't be read as a file.
+    The file and its folder are made at the first append; without a path all is kept in memory alone. RunError where
+    there is something at the path that can't be read as a file.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
