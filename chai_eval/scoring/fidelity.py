@@ -87,12 +87,7 @@ def fidelities(
     sequences : int or None
         How many to compare; None for all there are.
 
-    Raises
-    ------
-    SettingError
-        Where there is no text, or a method does not fit the model.
-    RunError
-        For logits that are not finite.
+    SettingError where there is no text, or a method does not fit the model; RunError for logits that are not finite.
     """
     model = runner.model
     for method in methods.values():

@@ -28,8 +28,6 @@ class PreparedTask:
         Of every prompt, continuation and document, in order.
     config_hash : str
         Of the task as lm-eval resolved it: templates, splits, metrics, filters.
-    prompts : PromptSettings
-        How they were built.
     chat_template : str or None
         The template that they went through.
     """
@@ -88,15 +86,13 @@ def prepare(
     if not instances:
         raise RunError(f"task: {task.config.task} has no documents")
     # The documents too: what is right is in them, and in no prompt.
-    built = [
-        [instance.doc_id, instance.idx, instance.request_type, instance.args, instance.doc] for instance in instances
-    ]
+    built = [[each.doc_id, each.idx, each.request_type, each.args, each.doc] for each in instances]
     return PreparedTask(
         task,
         str(task.config.task),
         limit,
         seed,
-        len({instance.doc_id for instance in instances}),
+        len({each.doc_id for each in instances}),
         len(instances),
         content_hash(built),
         content_hash(task.dump_config()),
