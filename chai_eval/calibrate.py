@@ -12,13 +12,14 @@ import logging
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration.choice import (
@@ -33,10 +34,11 @@ from chai_eval.calibration.choice import (
     serving_by_count,
 )
 from chai_eval.calibration.collect import Collected, collect, error_curves
+from chai_eval.calibration.moments import HeadMoments
 from chai_eval.calibration.predictor import recalls
-from chai_eval.calibration.sensitivity import layer_divergence, true_divergences
+from chai_eval.calibration.sensitivity import layer_sensitivity, true_divergences
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens
-from chai_eval.calibration_file import DESCRIPTION, identity, write_calibration
+from chai_eval.calibration_file import CLUSTERS, DESCRIPTION, MOMENTS, write_calibration
 from chai_eval.checksum import read_document
 from chai_eval.data.assets import cache_dir
 from chai_eval.data.text import cut, open_text
@@ -45,11 +47,14 @@ from chai_eval.files import held
 from chai_eval.methods import build_method
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
+from chai_eval.models.fingerprint import identity
 from chai_eval.store.provenance import versions
 
 # Samples that nothing is calibrated on, which what was chosen and learnt is tested on.
 HELD_OUT = 4
 LOCK = "calibration.lock"
+# Savings of the K,V cache at which the cost of `kv_rank` is told.
+RANK_SAVINGS = (0.14, 0.3, 0.45)
 
 log = logging.getLogger("chai_eval")
 
@@ -88,29 +93,59 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     # Where the text is too short for both, what there is serves to calibrate on and to test on.
     held_out, first = read[:HELD_OUT], read[HELD_OUT:] if len(read) > 2 * HELD_OUT else read
     measured, samples = first[:measured_on], itertools.chain(first, samples)
+    made_for = {"name": settings.model.name, **identity(model), "fingerprint": weights}
+    made_for["revision"] = settings.model.revision
+    made_how = {"text": text.name, **_provenance(settings, len(measured), command)}
+    found = serving = None
     with held_for_calibration(folder):
         progress = folder / f".progress-{_progress_key(settings, weights)}"
-        found = collect(model, samples, settings, progress / "sums.pt")
-        _say_what_there_was(found, settings)
-        serving = serving_by_count(found.sums.mean("output_cost"), shape.kv_heads)
-        predicted = layer_divergence(
+        if settings.only != MOMENTS:
+            found = collect(model, samples, settings, progress / "sums.pt")
+            _say_what_there_was(found, settings)
+            serving = serving_by_count(found.sums.mean("output_cost"), shape.kv_heads)
+        sensitivity = layer_sensitivity(
             model, measured, serving, settings.probe_tokens, settings.seed, progress / "sensitivity.pt"
         )
-        candidates = candidates_of(found.sums, settings.features, serving, predicted, shape.kv_heads)
-        error = found.sums.mean("error") if error_curves(settings) else None
-        choices = choose(settings, candidates, error, shape.kv_heads)
-        divergences = true_divergences(model, held_out, methods(choices, settings.probe_tokens))
-        made_for = {"name": settings.model.name, **identity(model), "fingerprint": weights}
-        described: dict[str, Any] = {
-            "model": {**made_for, "revision": settings.model.revision},
-            "presets": description(choices, divergences, settings.rule),
-            "provenance": _provenance(settings, found, len(measured), text.name, command),
-        }
-        if found.predictors:
-            described["predictor_recall"] = recalls(model, found.predictors, held_out)
-        write_calibration(folder, described, _tensors(found, candidates, choices, error))
+        if found is not None and serving is not None:
+            candidates = candidates_of(found.sums, settings.features, serving, sensitivity.divergence, shape.kv_heads)
+            made_how |= {"text_sha256": found.sha256, "samples": found.sums.samples, "tokens": found.tokens}
+            described, tensors = _clusters(model, settings, found, candidates, held_out)
+            write_calibration(folder, {"model": made_for, **described, "provenance": made_how}, tensors)
+        if settings.only != CLUSTERS:
+            made_how |= {"samples": len(measured), "tokens": sensitivity.moments.tokens}
+            made_how["text_sha256"] = hashlib.sha256(b"".join(each.numpy().tobytes() for each in measured)).hexdigest()
+            _write_moments(folder, model, sensitivity.moments, held_out, {"model": made_for, "provenance": made_how})
         shutil.rmtree(progress)
     return folder
+
+
+def _clusters(
+    model: PreTrainedModel,
+    settings: CalibrationSettings,
+    found: Collected,
+    candidates: Mapping[str, Candidates],
+    held_out: Sequence[Tensor],
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a calibration says of clusters, and its tensors."""
+    kv_heads = attention_shape(model).kv_heads
+    error = found.sums.mean("error") if error_curves(settings) else None
+    choices = choose(settings, candidates, error, kv_heads)
+    divergences = true_divergences(model, held_out, methods(choices, settings.probe_tokens))
+    described: dict[str, Any] = {"presets": description(choices, divergences, settings.rule)}
+    if found.predictors:
+        described["predictor_recall"] = recalls(model, found.predictors, held_out)
+    return described, _tensors(found, candidates, choices, error)
+
+
+def _write_moments(
+    folder: Path, model: PreTrainedModel, moments: HeadMoments, held_out: Sequence[Tensor], described: dict[str, Any]
+) -> None:
+    """Write moments, and beside them what `kv_rank` costs at some savings on text that they do not come from."""
+    write_calibration(folder, described, moments.tensors(attention_shape(model).kv_heads), MOMENTS)
+    tried = [build_method("kv_rank", moments=str(folder), saving=saving) for saving in RANK_SAVINGS]
+    costs = zip(RANK_SAVINGS, true_divergences(model, held_out, tried), strict=True)
+    described |= {"kv_rank": [{"kv_saving": saving, "divergence": round(cost, 6)} for saving, cost in costs]}
+    write_calibration(folder, described, moments.tensors(attention_shape(model).kv_heads), MOMENTS)
 
 
 @contextmanager
@@ -156,14 +191,8 @@ def _tensors(
     return tensors
 
 
-def _provenance(
-    settings: CalibrationSettings, found: Collected, measured: int, text: str, command: str
-) -> dict[str, Any]:
+def _provenance(settings: CalibrationSettings, measured: int, command: str) -> dict[str, Any]:
     return {
-        "text": text,
-        "text_sha256": found.sha256,
-        "samples": found.sums.samples,
-        "tokens": found.tokens,
         "sensitivity_samples": measured,
         "seed": settings.seed,
         "settings": settings.as_config(),
@@ -186,7 +215,7 @@ def _say_what_there_was(found: Collected, settings: CalibrationSettings) -> None
 
 
 def _progress_key(settings: CalibrationSettings, weights: str) -> str:
-    collected = [settings.collecting(), error_curves(settings) is not None, weights]
+    collected = [settings.collecting(), settings.only == MOMENTS, error_curves(settings) is not None, weights]
     text = json.dumps(collected, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -194,13 +223,17 @@ def _progress_key(settings: CalibrationSettings, weights: str) -> str:
 def main(settings: CalibrationSettings, command: str) -> None:
     """Calibrate a model and print where what was found lies, and what each preset costs; raises as `calibrate` does."""
     folder = calibrate(settings, command)
-    presets = read_document(folder / DESCRIPTION).content["presets"]
     sys.stdout.write(f"{folder}\n")
-    for name, preset in presets.items():
-        chai, served = (
-            math.inf if each["divergence"] is None else each["divergence"] for each in (preset, preset["output_aware"])
-        )
-        sys.stdout.write(
-            f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {chai:.3f} under chai, "
-            f"{served:.3f} under output_aware; clusters {preset['clusters']}\n"
-        )
+    if settings.only != MOMENTS:
+        for name, preset in read_document(folder / DESCRIPTION).content["presets"].items():
+            chai, served = (
+                math.inf if each["divergence"] is None else each["divergence"]
+                for each in (preset, preset["output_aware"])
+            )
+            sys.stdout.write(
+                f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {chai:.3f} under chai, "
+                f"{served:.3f} under output_aware; clusters {preset['clusters']}\n"
+            )
+    if settings.only != CLUSTERS:
+        for each in read_document(folder / f"{MOMENTS}.json").content["kv_rank"]:
+            sys.stdout.write(f"kv_rank saving={each['kv_saving']}: KL {each['divergence']:.3f}\n")

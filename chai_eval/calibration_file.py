@@ -15,6 +15,11 @@ Tensors, for L layers and H heads; where a dimension counts clusters, column k -
 - `error_curves`: [L, clusters], squared distances to the clusters' means
 - `predicted_divergence`, `predicted_divergence.output_aware`: [L, clusters], KL divergence in nats per token
 - `predictor.<layer>.down`, `predictor.<layer>.up`: [1000, hidden] and [H, 1000], DejaVu's
+
+What `kv_rank` reads is a pair of files of its own, `moments.json` and `moments.safetensors`, in the same folder:
+
+- `query`, `pull`, `gradient`, `output`: [L, H_kv, n (n + 1) / 2], factors of second moments (`calibration.moments`)
+- `scale`: [4, L, H_kv], what those factors are multiplied with
 """
 
 from __future__ import annotations
@@ -34,20 +39,24 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from chai_eval.attention.shape import attention_shape
 from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, write_document
 from chai_eval.data import cache_dir
 from chai_eval.errors import RunError, SettingError
 from chai_eval.files import write_whole
+from chai_eval.models.fingerprint import identity
 from chai_eval.resources import conf_dir
 
 LAYOUT = 1
-DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
+# Names of the pairs of files, without what comes after the dot.
+CLUSTERS, MOMENTS = "calibration", "moments"
+DESCRIPTION, TENSORS = f"{CLUSTERS}.json", f"{CLUSTERS}.safetensors"
 PRESETS = ("conservative", "balanced", "aggressive")
 COMMAND = "python -m chai_eval calibrate model="
 
 
-def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_calibration(
+    folder: Path, description: Mapping[str, Any], tensors: Mapping[str, Tensor], stem: str = CLUSTERS
+) -> None:
     """Write a calibration in place of an older one, with checksums of both files.
 
     The description goes last. Until it does, an older one refuses the new tensors by their checksum.
@@ -57,11 +66,11 @@ def write_calibration(folder: Path, description: Mapping[str, Any], tensors: Map
     RunError
         A full disk, or a folder that can't be written.
     """
-    saved = save({name: each.contiguous() for name, each in tensors.items()})
+    saved, name = save({name: each.contiguous() for name, each in tensors.items()}), f"{stem}.safetensors"
     try:
-        write_whole(folder / TENSORS, saved)
+        write_whole(folder / name, saved)
         described = {"layout": LAYOUT, **description}
-        write_document(folder / DESCRIPTION, described, {TENSORS: hashlib.sha256(saved).hexdigest()})
+        write_document(folder / f"{stem}.json", described, {name: hashlib.sha256(saved).hexdigest()})
     except OSError as error:
         raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
 
@@ -82,11 +91,14 @@ class Calibration:
         `calibration.json`, and the checksum of the tensors.
     setting : str
         The setting that named it, for messages.
+    stem : str
+        Which pair of files: `CLUSTERS` or `MOMENTS`.
     """
 
     folder: Path
     document: Document
     setting: str
+    stem: str = CLUSTERS
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -144,9 +156,9 @@ class Calibration:
     @cached_property
     def _checked(self) -> tuple[Path, str]:
         """The file of the tensors, which has been checked, and its sha256."""
-        file = self.folder / TENSORS
+        file = self.folder / f"{self.stem}.safetensors"
         try:
-            return file, self.document.check(self.folder, TENSORS)
+            return file, self.document.check(self.folder, file.name)
         except (DamagedError, OSError) as error:
             raise _unreadable(self.setting, file, error) from error
 
@@ -166,29 +178,6 @@ class Calibration:
                 f"{self.setting}: calibration {self.folder} was made for {_named(made_for, theirs)}, the model is "
                 f"{_named(given, ours)}; {_made_by('…')}"
             )
-
-
-def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """What tells a model from others a calibration may have been made for, in any precision and on any device.
-
-    `signs` hashes the signs of the first weights of every parameter: rounding to another precision keeps a sign, any
-    training turns some. It is left out where weights are not in memory.
-    """
-    shape, config = attention_shape(model), model.config.get_text_config()
-    found = {
-        "model_type": config.model_type,
-        "layers": shape.layers,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "hidden_size": config.hidden_size,
-    }
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if parameter.is_meta:
-            return found
-        digest.update(name.encode())
-        digest.update((parameter.detach().flatten()[:1024] < 0).cpu().numpy().tobytes())
-    return {**found, "signs": digest.hexdigest()[:16]}
 
 
 def _roots() -> list[Path]:
@@ -232,7 +221,7 @@ def _read_description(file: Path, setting: str) -> Document:
     return document
 
 
-def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
+def calibration(name_or_path: str, setting: str = "calibration", stem: str = CLUSTERS) -> Calibration:
     """Open a calibration.
 
     Parameters
@@ -241,6 +230,8 @@ def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
         A model's name, a folder, or the `calibration.json` in it.
     setting : str
         What messages call it.
+    stem : str
+        Which pair of files: `CLUSTERS` or `MOMENTS`.
 
     Raises
     ------
@@ -251,14 +242,15 @@ def calibration(name_or_path: str, setting: str = "calibration") -> Calibration:
     folders = [given.parent if given.suffix in (".json", ".safetensors") else given]
     if len(given.parts) == 1 and not given.suffix:
         folders = [root / name_or_path for root in _roots()] + folders
-    folder = next((each for each in folders if (each / DESCRIPTION).is_file()), None)
+    folder = next((each for each in folders if (each / f"{stem}.json").is_file()), None)
     if folder is None:
-        raise SettingError(f"{setting}: no calibration {name_or_path!r}; {_made_by(name_or_path)}")
-    file = folder / DESCRIPTION
+        what = "no calibration" if stem == CLUSTERS else f"no {stem} in a calibration"
+        raise SettingError(f"{setting}: {what} {name_or_path!r}; {_made_by(name_or_path)}")
+    file = folder / f"{stem}.json"
     document = _read_description(file, setting)
     if document.content.get("layout") != LAYOUT or not isinstance(document.content.get("model"), dict):
         raise SettingError(f"{setting}: {file} is no calibration of layout {LAYOUT}; {_made_by('…')}")
-    return Calibration(folder, document, setting)
+    return Calibration(folder, document, setting, stem)
 
 
 def _unreadable(setting: str, file: Path, error: Exception) -> SettingError:

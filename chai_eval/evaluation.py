@@ -177,6 +177,7 @@ class Evaluation:
         holding.enter_context(self.folder.held(self.ranks.pulse))
 
     def _score(self) -> None:
+        from chai_eval.methods.costs import described_costs
         from chai_eval.scoring.evaluate import score
 
         started = time.monotonic()
@@ -199,6 +200,7 @@ class Evaluation:
                 "key": folder.key,
                 "n_documents": prepared.n_documents,
                 "metrics": scores.metrics,
+                "costs": described_costs(self.method, self.loaded.model),
                 "config": config,
                 "key_parts": self.key_parts,
                 "versions": versions(),

@@ -41,6 +41,9 @@ class Hooks:
         where it pays. Results are the same up to rounding.
     """
 
+    # What becomes of a key depends on its position, not on its distance from queries alone.
+    by_position = False
+
     def __init__(self, plans: Mapping[int, Plan] | None = None, prefill: Prefill = "auto") -> None:
         self.plans = plans or {}
         self.prefill = prefill
@@ -77,11 +80,12 @@ class Hooks:
 
     def attend(self, call: AttentionCall, source: Source) -> Tensor:
         """Attention of one layer under all hooks but `states`."""
+        chosen = self.keys(call, source)
+        if chosen is not None:
+            call = replace(call, view=replace(call.view, chosen=chosen))
         out = self.attention(call, source)
         if out is None:
-            chosen = self.keys(call, source)
-            view = call.view if chosen is None else replace(call.view, chosen=chosen)
-            out = attend(self.plans.get(call.index), source, view, call.store)
+            out = attend(self.plans.get(call.index), source, call.view, call.store)
         return self.heads(call, out)
 
     @property
@@ -102,6 +106,7 @@ class Composed(Hooks):
         sharing = next((part for part in parts if part.plans), Hooks())
         super().__init__(sharing.plans, sharing.prefill)
         self.parts = parts
+        self.by_position = any(part.by_position for part in parts)
 
     @contextmanager
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
@@ -146,7 +151,10 @@ def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterato
         return hooks.attend(call, Computed(*hooks.states(call, query, key, value)))
 
     probe = max((plan.probe_tokens for plan in hooks.plans.values()), default=0)
-    with take_over(model, computed, made_by=made_by, probe_tokens=probe) as handle, ExitStack() as stack:
+    with (
+        take_over(model, computed, made_by=made_by, probe_tokens=probe, own_positions=hooks.by_position) as handle,
+        ExitStack() as stack,
+    ):
         if not hooks.computes_states:
             for index, module in attention_layers(model).items():
                 kind = module_kind(module) if index in hooks.plans else None

@@ -39,6 +39,7 @@ def take_over(
     only_rows: bool = False,
     made_by: str = "",
     probe_tokens: int = 0,
+    own_positions: bool = False,
 ) -> Iterator[Takeover]:
     """Let `attend` compute the attention of `model` while the context lasts.
 
@@ -56,6 +57,9 @@ def take_over(
         What caches are marked with: one that was filled under another mark is refused.
     probe_tokens : int
         Tokens in which clusters are found: a cache can't be cropped into them afterwards.
+    own_positions : bool
+        Where a padded batch comes without `position_ids`, tokens have those of their own request: what is left of it
+        does not count.
 
     Raises
     ------
@@ -69,7 +73,7 @@ def take_over(
     if getattr(stack, "_chai_eval_applied", False):
         raise ValueError("method: another method is applied to this model; allowed: one at a time")
     name = f"chai_eval_{id(model):x}"
-    padded = partial(padded_pass, stack, len(layers), made_by, probe_tokens)
+    padded = partial(padded_pass, stack, len(layers), made_by, probe_tokens, own_positions)
     injection = _Injection(name, model, layers, attend, padded, only_rows)
     AttentionInterface.register(name, injection.attention)
     AttentionMaskInterface.register(name, injection.mask)

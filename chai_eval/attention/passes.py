@@ -162,8 +162,13 @@ def packed_pass(rows: Rows, kwargs: dict[str, Any]) -> ForwardPass:
     return ForwardPass(rows, packed=True)
 
 
-def padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, kwargs: dict[str, Any]) -> ForwardPass:
-    """The pass of an ordinary batch, with or without a cache."""
+def padded_pass(
+    stack: nn.Module, layers: int, made_by: str, probe_tokens: int, own_positions: bool, kwargs: dict[str, Any]
+) -> ForwardPass:
+    """The pass of an ordinary batch, with or without a cache.
+
+    With `own_positions` the model is told the position of each token within its request, where it was told none.
+    """
     tokens = _input(kwargs)
     batch, length, device = tokens.shape[0], tokens.shape[1], tokens.device
     mask = kwargs.get("attention_mask")
@@ -172,6 +177,8 @@ def padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, 
             "model: its masks are made before its layers are called, where how far back they look can't be read; "
             "allowed: models that make them beside their layers, such as the text model inside it"
         )
+    if own_positions and mask is not None and mask.ndim == 2 and _lacks_positions(stack, kwargs):
+        kwargs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
     cache = _given_cache(kwargs)
     if cache is None and _wants_cache(stack, kwargs):
         cache = kwargs[_cache_name(stack)] = ClusteredCache(layers)
@@ -185,6 +192,11 @@ def padded_pass(stack: nn.Module, layers: int, made_by: str, probe_tokens: int, 
     if lengths is not None:
         rows = rows.after(lengths, stored[0].width, stored[0].aligned)
     return ForwardPass(rows, stored, remembered=Remembered(stored))
+
+
+def _lacks_positions(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    takes = "position_ids" in inspect.signature(stack.forward).parameters
+    return takes and kwargs.get("position_ids") is None
 
 
 def adopt(cache: Cache, layers: int, made_by: str, probe_tokens: int) -> list[RowLayer]:

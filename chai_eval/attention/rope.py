@@ -6,11 +6,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from chai_eval.attention.shape import attention_layers
 
 # Types whose angles depend on a token's own position only.
 BY_POSITION = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
@@ -52,6 +57,72 @@ def rotary_lengths(model: nn.Module) -> RotaryLengths:
         if isinstance(named, dict):
             found += [(module, layer_type) for layer_type, kind in named.items() if kind not in BY_POSITION]
     return RotaryLengths(tuple(found))
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """The rotations that positions 0 to n - 1 put on queries and keys: x becomes cos ∘ x + sin ∘ (turn x).
+
+    Attributes
+    ----------
+    cos, sin : Tensor [positions, head_dim], float64
+        Without the factor by which some types scale both.
+    turn : Tensor [head_dim, head_dim], float64
+        By a right angle; zero for dimensions that are not rotated, whose cos is 1.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    turn: Tensor
+
+    def average(self, moments: Tensor) -> Tensor:
+        """Second moments `[..., head_dim, head_dim]` averaged over all positions: the mean of R C Rᵀ."""
+        turned = self.turn @ moments
+        cos_cos, cos_sin, sin_sin = (a.T @ b / len(a) for a, b in self._pairs())
+        return moments * cos_cos + turned @ self.turn.T * sin_sin + turned * cos_sin.T + moments @ self.turn.T * cos_sin
+
+    def _pairs(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        return (self.cos, self.cos), (self.cos, self.sin), (self.sin, self.sin)
+
+
+@torch.no_grad()
+def rotations(model: PreTrainedModel, positions: int, head_dim: int) -> Rotations | None:
+    """What a model's own code does to queries and keys at each position; None where it rotates none, or otherwise.
+
+    Parameters
+    ----------
+    positions : int
+        How many, from 0; embeddings that depend on the longest text of a pass are those of a text of so many tokens.
+    """
+    embedding = next((each for each in model.modules() if isinstance(getattr(each, "rope_type", None), str)), None)
+    of_layer = attention_layers(model)[0]
+    rotate = getattr(sys.modules[type(of_layer).__module__], "apply_rotary_pos_emb", None)
+    if embedding is None or rotate is None:
+        return None
+    device = next(embedding.buffers()).device
+    here = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
+    try:
+        cos, sin = embedding(here, torch.arange(positions, device=device)[None])
+        scale = (cos[:, :1, :1].square() + sin[:, :1, :1].square()).sqrt()
+        cos, sin = (each.double().cpu() / scale.double().cpu() for each in (cos, sin))
+
+        def rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+            return rotate(states.double(), states.double(), cosine, sine)[0]
+
+        ones, unit = torch.ones(1, 1, positions, head_dim), torch.eye(head_dim)[None, None]
+        zero, one = torch.zeros_like(cos), torch.ones_like(cos)
+        still = rotated(ones, zero, zero)[0, 0]  # 1 in dimensions that are passed on as they are
+        first = (each[:, :1].expand(-1, head_dim, -1) for each in (zero, one))
+        turn = (rotated(unit, *first)[0, 0] - torch.diag(still[0])).T
+        found = Rotations(rotated(ones, cos, zero)[0, 0], (rotated(ones, zero, sin)[0, 0] - still) * turn.sum(1), turn)
+        states = torch.randn(1, 1, positions, head_dim, generator=torch.Generator().manual_seed(0)).double()
+        ours = states * found.cos + states @ turn.T * found.sin
+        same = torch.allclose(rotated(states, cos, sin), ours, atol=1e-5)
+    except (TypeError, ValueError, RuntimeError, IndexError):  # code of another shape
+        return None
+    finally:
+        rotary_lengths(model).forget()
+    return found if same else None
 
 
 def _type(module: nn.Module, layer_type: str | None) -> str:

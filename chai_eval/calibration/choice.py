@@ -73,7 +73,7 @@ class Choice:
 
 
 def candidates_of(
-    sums: HeadStatistics, features: FeatureKind, serving: Tensor, predicted: tuple[Tensor, Tensor], kv_heads: int
+    sums: HeadStatistics, features: FeatureKind, serving: Tensor, predicted: Tensor, kv_heads: int
 ) -> dict[str, Candidates]:
     """Both kinds of membership at every count.
 
@@ -81,8 +81,8 @@ def candidates_of(
     ----------
     serving : Tensor [layers, heads, heads], int64
         See `serving_by_count`.
-    predicted : tuple of two Tensors [layers, heads]
-        See `sensitivity.layer_divergence`.
+    predicted : Tensor [2, layers, heads]
+        `sensitivity.Sensitivity.divergence`.
     """
     layers, heads, _ = serving.shape
     fewest = torch.tensor([kept_by(count, heads, kv_heads) for count in range(1, heads + 1)])

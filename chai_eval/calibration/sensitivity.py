@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.membership import cosine_distance, partitions
 from chai_eval.attention.probe import repeat_heads
+from chai_eval.calibration.moments import HeadMoments, head_moments
 from chai_eval.calibration.observe import Seen, watching
 from chai_eval.calibration.progress import SavedProgress, progress
 from chai_eval.errors import RunError
@@ -35,47 +37,74 @@ from chai_eval.scoring.runner import Runner
 Draw = Callable[[Tensor], Tensor]
 
 
-def layer_divergence(
-    model: PreTrainedModel, samples: Sequence[Tensor], serving: Tensor, probe_tokens: int, seed: int, file: Path
-) -> tuple[Tensor, Tensor]:
+class Sensitivity(NamedTuple):
     """KL divergence of next-token distributions from plain attention's when one layer alone is clustered, predicted.
+
+    Attributes
+    ----------
+    divergence : Tensor [2, layers, heads], float64
+        Under CHAI, and under the fixed memberships, with k clusters in column k - 1: mean over tokens, in nats.
+    moments : HeadMoments
+        Of the same pass: what storing keys and values in fewer numbers costs.
+    """
+
+    divergence: Tensor
+    moments: HeadMoments
+
+
+def layer_sensitivity(
+    model: PreTrainedModel, samples: Sequence[Tensor], serving: Tensor | None, probe_tokens: int, seed: int, file: Path
+) -> Sensitivity:
+    """What changes in single layers do to predictions, from one pass forth and back over each sample.
 
     Parameters
     ----------
     samples : sequence of Tensor [tokens], int64
-    serving : Tensor [layers, heads, heads], int64
-        Entry (layer, k - 1, head): which head serves each head where memberships are fixed and k heads serve.
+    serving : Tensor [layers, heads, heads], int64, or None
+        Entry (layer, k - 1, head): which head serves each head where memberships are fixed and k heads serve. None
+        leaves divergences out.
     seed : int
         Of the tokens that are drawn.
     file : Path
         With what is known, from which an interrupted measurement goes on, but for its sha256 in the name.
-
-    Returns
-    -------
-    Tensor [layers, heads], float64
-        Under CHAI with k clusters, in column k - 1: mean over tokens, in nats.
-    Tensor [layers, heads], float64
-        Under the fixed memberships.
     """
     saved = SavedProgress(file)
-    found: list[Tensor] = list((saved.load() or {"samples": ()})["samples"])
+    before: dict[str, Any] = {"samples": (), "moments": {}, "tokens": 0} | (saved.load() or {})
+    found: list[Tensor] = list(before["samples"])
+    moments = HeadMoments(before["moments"], before["tokens"])
+
+    def state() -> dict[str, Any]:
+        return {"samples": torch.stack(found), "moments": moments.sums, "tokens": moments.tokens}
+
     with _frozen(model):
         for number, sample in enumerate(progress(samples, len(samples), "sensitivity", "samples")):
             if number >= len(found):
                 generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
-                draw = partial(_draw, generator=generator)
-                found.append(torch.stack(divergences(model, sample, serving, probe_tokens, draw)))
-                saved.offer(lambda: {"samples": torch.stack(found)})
-    by_sample = torch.stack(found)  # [samples, 2, layers, heads]
-    saved.save({"samples": by_sample})
-    chai, fixed = by_sample.sum(0) / sum(map(len, samples))
-    return chai, fixed
+                layers = with_gradients(model, sample, partial(_draw, generator=generator))
+                of_layers = () if serving is None else divergences(layers, serving, probe_tokens)
+                found.append(torch.stack(of_layers) if of_layers else torch.empty(0))
+                moments.add([head_moments(*each) for each in layers], len(sample))
+                saved.offer(state)
+    saved.save(state())
+    return Sensitivity(torch.stack(found).sum(0) / sum(map(len, samples)), moments)
 
 
-def divergences(
-    model: PreTrainedModel, sample: Tensor, serving: Tensor, probe_tokens: int, draw: Draw
-) -> tuple[Tensor, Tensor]:
-    """The same of one sample and the tokens that are drawn for it, summed over its tokens.
+def divergences(layers: Sequence[WithGradient], serving: Tensor, probe_tokens: int) -> tuple[Tensor, Tensor]:
+    """Divergences of `Sensitivity` for one sample, summed over its tokens: `[layers, heads]` each, float64."""
+    found = [_layer_divergences(*each, serving[each.seen.call.index], probe_tokens) for each in layers]
+    chai, fixed = zip(*found, strict=True)
+    return torch.stack(chai), torch.stack(fixed)
+
+
+class WithGradient(NamedTuple):
+    """A layer under plain attention, and the gradient of the log-probability of drawn tokens by its heads' outputs."""
+
+    seen: Seen
+    gradient: Tensor
+
+
+def with_gradients(model: PreTrainedModel, sample: Tensor, draw: Draw) -> list[WithGradient]:
+    """Run one sample forth and back.
 
     Parameters
     ----------
@@ -104,12 +133,7 @@ def divergences(
         likelihood = logarithms.gather(1, drawn[:, None]).sum()
     in_order = [layers[layer] for layer in sorted(layers)]
     gradients = torch.autograd.grad(likelihood, [seen.output for seen in in_order])
-    found = [
-        _layer_divergences(seen, gradient, serving[seen.call.index], probe_tokens)
-        for seen, gradient in zip(in_order, gradients, strict=True)
-    ]
-    chai, fixed = zip(*found, strict=True)
-    return torch.stack(chai), torch.stack(fixed)
+    return [WithGradient(*each) for each in zip(in_order, gradients, strict=True)]
 
 
 def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods: Sequence[Method]) -> list[float]:

@@ -78,6 +78,9 @@ class CalibrationSettings(OfflineSettings):
     sensitivity_samples: Count = setting(
         192, "of the samples, how many tell how much predictions change when a layer is clustered"
     )
+    only: Literal["clusters", "moments"] | None = setting(
+        None, "clusters (all but what kv_rank needs) or moments (what kv_rank needs, in minutes); null for both"
+    )
     rule: Literal["budget", "elbow", "tolerance"] = setting(
         "budget",
         "how counts are chosen: budget (least cost for a saving), elbow (of each layer's curve), tolerance (of each "
@@ -101,7 +104,7 @@ class CalibrationSettings(OfflineSettings):
 
     def collecting(self) -> dict[str, Any]:
         """Settings that have a say in what is collected; the rule comes after it."""
-        later = ("rule", "saving", "elbow", "tolerance")
+        later = ("only", "rule", "saving", "elbow", "tolerance")
         return {key: value for key, value in self.as_config().items() if key not in later}
 
 

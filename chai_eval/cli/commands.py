@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from chai_eval.calibration.settings import parse_analysis, parse_calibration
-from chai_eval.cli.help import analyse_help, calibrate_help, help_text, measure_help
+from chai_eval.cli.help import analyse_help, calibrate_help, frontier_help, help_text, measure_help
 from chai_eval.cli.measure import run_measurements
 from chai_eval.cli.overrides import composed
 from chai_eval.cli.sweep import run_jobs
+from chai_eval.frontier.settings import parse_frontier
 from chai_eval.scoring.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -99,6 +100,14 @@ def _analyse(request: Request) -> int:
     return 0
 
 
+def _frontier(request: Request) -> int:
+    settings = parse_frontier(composed("frontier", request.arguments))
+    from chai_eval.frontier.command import main
+
+    main(settings, request.line)
+    return 0
+
+
 def _status(request: Request) -> int:
     from chai_eval.cli.status import status
 
@@ -118,6 +127,7 @@ COMMANDS = {
     "measure": Command(_measure, measure_help, GOES_ON.format("measured"), alone=True),
     "calibrate": Command(_calibrate, calibrate_help, GOES_ON.format("read"), alone=True),
     "analyse": Command(_analyse, analyse_help, GOES_ON.format("read"), alone=True),
+    "frontier": Command(_frontier, frontier_help, GOES_ON.format("compared"), alone=True),
     "status": Command(_status, help_text, "nothing was changed"),
     "benchmark": Command(_benchmark, help_text, GOES_ON.format("measured"), own_options=True, alone=True),
 }

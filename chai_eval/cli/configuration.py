@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.errors import SettingError, unknown
+from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.measure_settings import MeasureSettings, given_while_off
 from chai_eval.resources import conf_dir
 from chai_eval.schema import defaults
@@ -35,6 +36,7 @@ CONFIGURATIONS: dict[str, type[Any]] = {
     "config": Settings,
     "calibrate": CalibrationSettings,
     "analyse": AnalysisSettings,
+    "frontier": FrontierSettings,
 }
 
 

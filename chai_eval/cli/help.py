@@ -15,6 +15,7 @@ import yaml
 
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.cli.configuration import SHORT, choices, launchers
+from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.measure_settings import MeasureSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import entries
@@ -29,9 +30,10 @@ Score a method against plain multi-head attention (MHA) on the same documents, t
   python -m chai_eval measure [setting=value ...]     latency and memory alone
   python -m chai_eval calibrate [setting=value ...]   cluster counts, memberships and predictors of a model
   python -m chai_eval analyse [setting=value ...]     how a model's heads cluster, as data and figures
+  python -m chai_eval frontier [setting=value ...]    all methods at equal bytes: what is lost against what is saved
   python -m chai_eval benchmark [NAME ...]            the figures that are promised; without a name, a list
   python -m chai_eval status [results_dir=...]        results so far: finished, partial, failed
-  python -m chai_eval [measure|calibrate|analyse] --help | --version
+  python -m chai_eval [measure|calibrate|analyse|frontier] --help | --version
 """
 
 EXAMPLES = """\
@@ -52,6 +54,12 @@ Model, method and results_dir as for python -m chai_eval (see its --help). weigh
 nobody has here, layers=4 its first layers only.
 
   python -m chai_eval measure model=llama7b weights=random layers=4 method.clusters=[[4,4]] dtype=bfloat16
+"""
+
+FRONTIER = """\
+Compare all methods over their range at equal K,V bytes: KL and same token, as a table, data and a figure.
+
+  python -m chai_eval frontier [setting=value ...]
 """
 
 CALIBRATE = """\
@@ -115,6 +123,11 @@ def calibrate_help() -> str:
 def analyse_help() -> str:
     """What `analyse --help` says."""
     return _offline(ANALYSE, AnalysisSettings)
+
+
+def frontier_help() -> str:
+    """What `frontier --help` says."""
+    return _offline(FRONTIER, FrontierSettings)
 
 
 def _offline(usage: str, kind: type[Any]) -> str:

@@ -211,8 +211,7 @@ def cache_size(
         held = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
         return CacheSize("full cache", _storage(held), full, full, full, 0)
     layers = layers or plain_footprint(model)
-    heads = sum(formula_heads(layer, each, shape) for layer, each in zip(rows, layers, strict=True))
-    formula = heads * shape.head_dim * size
+    formula = sum(formula_numbers(layer, each, shape) for layer, each in zip(rows, layers, strict=True)) * size
     narrow = [each.weight for layer in rows for each in layer.projections.values()]
     return CacheSize(
         "full cache" if formula == full else "clustered",
@@ -224,19 +223,20 @@ def cache_size(
     )
 
 
-def formula_heads(layer: RowLayer, footprint: LayerFootprint, shape: AttentionShape) -> int:
-    """Keys and values of all tokens of a layer, in heads: L (H + G), from its membership and footprint alone.
+def formula_numbers(layer: RowLayer, footprint: LayerFootprint, shape: AttentionShape) -> int:
+    """Numbers cached of all tokens of a layer: L (H + G) d_h, from its membership and footprint alone.
 
     Under grouped-query attention G are the distinct key heads that a request's representatives read.
     """
     assert layer.lengths is not None
     if layer.membership is None:  # and as long as a probe is not complete, every head is kept
         kept = LayerFootprint.full(shape) if footprint.probe_tokens else footprint
-        return int(layer.lengths.sum()) * (kept.keys + kept.values)
+        tokens = int(layer.lengths.sum())
+        return int(tokens * sum(kept.numbers(shape.head_dim))) + len(layer.lengths) * footprint.first_numbers
     read = layer.membership.representative // (shape.heads // shape.kv_heads)
     distinct = [len(set(row)) for row in read.tolist()]
     shared = footprint.values < shape.kv_heads
-    return sum(
+    return shape.head_dim * sum(
         length * (keys + (keys if shared else footprint.values))
         for length, keys in zip(layer.lengths.tolist(), distinct, strict=True)
     )

@@ -116,9 +116,12 @@ def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, 
     """
     probe = _early(layer, run)
     early, late = run.pairs(0, probe), run.pairs(probe)
-    products = early * 2 * whole.scores + late * (layer.scores + layer.outputs)
-    moved = (run.past + 2 * run.queries) * (layer.keys + layer.values)
-    return Work(2 * run.batch * head_dim * products, run.batch * head_dim * size * moved)
+    keys, values = layer.numbers(head_dim)
+    # Of each pair of a query and a key, by the numbers that every head's products take.
+    score, output = layer.scores * keys / max(layer.keys, 1), layer.outputs * values / max(layer.values, 1)
+    products = early * 2 * whole.scores * head_dim + late * (score + output)
+    moved = (layer.read * run.past + 2 * run.queries) * sum(layer.bytes_per_token(head_dim, size))
+    return Work(2 * run.batch * products, run.batch * moved)
 
 
 def total(parts: dict[str, Work]) -> Work:

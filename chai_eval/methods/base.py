@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -31,6 +31,14 @@ class LayerFootprint:
         Key and value heads that are cached; under grouped-query attention the most there can be.
     probe_tokens : int
         First tokens of a request, which every head attends to on its own.
+    key_numbers, value_numbers : int or None
+        Numbers of a token that are cached and multiplied, of all heads together; None for `head_dim` of each head.
+    first_numbers : int
+        Numbers that a request has cached besides, however long it is.
+    key_bytes : float or None
+        Bytes of a token's keys where they are not numbers of the model's precision.
+    read : float
+        Share of the cached tokens that a decoded token reads.
     """
 
     scores: int
@@ -38,11 +46,28 @@ class LayerFootprint:
     keys: int
     values: int
     probe_tokens: int = 0
+    key_numbers: int | None = None
+    value_numbers: int | None = None
+    first_numbers: int = 0
+    key_bytes: float | None = None
+    read: float = 1.0
 
     @classmethod
     def full(cls, shape: AttentionShape) -> LayerFootprint:
         """A layer of plain multi-head attention."""
         return cls(shape.heads, shape.heads, shape.kv_heads, shape.kv_heads)
+
+    def bytes_per_token(self, head_dim: int, size: int) -> tuple[float, float]:
+        """Bytes of a token that are cached of keys, and of values, where a number has `size` of them."""
+        keys, values = (each * size for each in self.numbers(head_dim))
+        return keys if self.key_bytes is None else self.key_bytes, values
+
+    def numbers(self, head_dim: int) -> tuple[float, float]:
+        """Numbers of a token that are cached of keys, and of values."""
+        return (
+            self.keys * head_dim if self.key_numbers is None else self.key_numbers,
+            self.values * head_dim if self.value_numbers is None else self.value_numbers,
+        )
 
 
 class Method(ABC):
@@ -86,6 +111,28 @@ class Method(ABC):
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
         """What each layer of a model computes and caches; None where a saving is simulated by computing everything."""
         return None
+
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        """The method over its range, for comparison at equal bytes: settings that save about these shares of the cache.
+
+        Parameters
+        ----------
+        calibrated : str
+            A calibration: a model's name, or a folder.
+        savings : sequence of float
+            Shares of the K,V bytes; those that are out of reach are left out. A method with few settings gives all.
+        context : int
+            Tokens of the longest text.
+
+        Raises
+        ------
+        SettingError
+            Where the calibration lacks what the method needs.
+        """
+        return []
 
     def check(self, model: PreTrainedModel) -> None:
         """Refuse a model that the method can't be applied to.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,9 +13,13 @@ from chai_eval.attention import Membership, Plan, ProbePlan, membership_of, prob
 from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features
 from chai_eval.attention.shape import attention_shape
+from chai_eval.calibration_file import calibration, runs
+from chai_eval.methods.base import Method
 from chai_eval.methods.checks import one_of, positive
 from chai_eval.methods.clustering import Clustering
-from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, resolved
+from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, counts_within, resolved
+
+SETTING = "method.clusters"
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,19 @@ class CHAI(Clustering):
         heads = attention_shape(model).heads
         counts = cluster_counts(self.clusters, model)
         return {layer: self._plan(clusters) for layer, clusters in enumerate(counts) if clusters < heads}
+
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        known, kv_heads = calibration(calibrated, SETTING), attention_shape(model).kv_heads
+        known.check(model)
+        kept, found = known.tensor("kept_kv_heads"), []
+        for saving in savings:
+            of_keys = saving / 2 if cls.share_value else saving  # values are then saved as keys are
+            counts = counts_within(known, "predicted_divergence", kept, kv_heads, of_keys)
+            found += [cls(clusters=runs(counts))] if counts else []
+        return found
 
     def _plan(self, clusters: int) -> Plan:
         def cluster(query: Tensor, key: Tensor, scaling: float) -> Membership:

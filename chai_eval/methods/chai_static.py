@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from transformers import PreTrainedModel
+
+from chai_eval.attention.membership import partitions
+from chai_eval.attention.shape import attention_shape
+from chai_eval.calibration_file import calibration
+from chai_eval.methods.base import Method
 from chai_eval.methods.checks import one_of
-from chai_eval.methods.fixed import FixedMembership
+from chai_eval.methods.clusters import counts_within
+from chai_eval.methods.fixed import SETTING, FixedMembership
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,19 @@ class CHAIStatic(FixedMembership):
     def __post_init__(self) -> None:
         one_of("method.representative", self.representative, ("first",))
         super().__post_init__()
+
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        known, kv_heads = calibration(calibrated, SETTING), attention_shape(model).kv_heads
+        known.check(model)
+        of_count, found = partitions(known.tensor("distance.probe").double()), []
+        for saving in savings:
+            counts = counts_within(known, "predicted_divergence", known.tensor("kept_kv_heads"), kv_heads, saving)
+            if counts:
+                found.append(cls(membership=[of_count[at, count - 1].tolist() for at, count in enumerate(counts)]))
+        return found
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         return [entries.index(label) for label in entries]

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention.shape import attention_shape
-from chai_eval.calibration_file import calibrated_presets, check_description, runs
+from chai_eval.calibration_file import Calibration, calibrated_presets, check_description, runs
 from chai_eval.errors import SettingError
 from chai_eval.resources import paper_dir
 
@@ -17,6 +18,9 @@ from chai_eval.resources import paper_dir
 ClusterSpec = str | Sequence[int] | Sequence[Sequence[int]]
 
 FORMS = "a preset, a list with one count per layer, or a run-length list such as [[9, 17], [3, 13]]"
+
+# How far a saving may lie from the one that was asked for, as a part of it.
+NEAR = 0.1
 
 # No model comes near it; a run is only expanded where it can be of one.
 MOST_LAYERS = 10_000
@@ -99,6 +103,22 @@ def cluster_counts(spec: ClusterSpec | None, model: PreTrainedModel) -> tuple[in
                 f"method.clusters: {count} given for layer {layer}; allowed: 1 to {shape.heads} (the layer's heads)"
             )
     return counts
+
+
+def counts_within(known: Calibration, cost: str, kept: Tensor, kv_heads: int, saving: float) -> list[int] | None:
+    """Counts that save a share of the K,V cache at the least cost; None where a share comes out that is far from it.
+
+    Parameters
+    ----------
+    cost : str
+        Tensor of the calibration that has the cost of every count, `[layers, heads]`.
+    kept : Tensor [layers, heads]
+        Key heads that every count keeps.
+    """
+    from chai_eval.calibration.counts import kv_saving, within_budget
+
+    counts = within_budget(known.tensor(cost).double(), kept, kv_heads, saving)
+    return counts if abs(kv_saving(counts, kept, kv_heads) - saving) < NEAR * saving else None
 
 
 def _expand(spec: Sequence[Any]) -> tuple[int, ...]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from chai_eval.attention import Membership, Plan, ProbePlan, probe_features, probe_probabilities
 from chai_eval.attention.linkage import TIE
 from chai_eval.attention.membership import cosine_distance
+from chai_eval.attention.shape import attention_shape
+from chai_eval.calibration_file import calibration
 from chai_eval.errors import SettingError
+from chai_eval.methods.base import Method
 from chai_eval.methods.checks import flag, positive
+from chai_eval.methods.clusters import counts_within
 from chai_eval.methods.fixed import SETTING, FixedMembership, membership_by_representative
 
 
@@ -71,6 +77,28 @@ class OutputAware(FixedMembership):
             return nearest_representative(features, representatives.to(features.device))
 
         return ProbePlan(clusters=len(representatives), probe_tokens=self.probe_tokens, cluster=cluster)
+
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        from chai_eval.calibration.medoids import kept_by, representatives
+
+        known, shape = calibration(calibrated, SETTING), attention_shape(model)
+        known.check(model)
+        heads, kv_heads, cost = shape.heads, shape.kv_heads, known.tensor("output_cost").double()
+        fewest = torch.tensor([kept_by(count, heads, kv_heads) for count in range(1, heads + 1)])
+        found = []
+        for saving in savings:
+            kept = fewest.expand(shape.layers, -1)
+            counts = counts_within(known, "predicted_divergence.output_aware", kept, kv_heads, saving)
+            if counts:
+                serving = [
+                    representatives(layer, count, kv_heads, kept_by(count, heads, kv_heads)).tolist()
+                    for layer, count in zip(cost, counts, strict=True)
+                ]
+                found.append(cls(membership=serving))
+        return found
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         for head, by in enumerate(entries):

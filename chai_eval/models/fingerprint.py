@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from chai_eval.attention.shape import attention_shape
 from chai_eval.errors import RunError
 
 # Small enough to stay in a CPU's cache, a multiple of 8. It is part of what the hash means.
@@ -71,3 +73,26 @@ def _words(chunk: torch.Tensor) -> torch.Tensor:
 def _position_weights(device: torch.device) -> torch.Tensor:
     words = _CHUNK_BYTES // 8
     return torch.arange(words, device=device, dtype=torch.int64).mul_(_MIX).bitwise_or_(1)
+
+
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What tells a model from others a calibration may have been made for, in any precision and on any device.
+
+    `signs` hashes the signs of the first weights of every parameter: rounding to another precision keeps a sign, any
+    training turns some. It is left out where weights are not in memory.
+    """
+    shape, config = attention_shape(model), model.config.get_text_config()
+    found = {
+        "model_type": config.model_type,
+        "layers": shape.layers,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "hidden_size": config.hidden_size,
+    }
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.is_meta:
+            return found
+        digest.update(name.encode())
+        digest.update((parameter.detach().flatten()[:1024] < 0).cpu().numpy().tobytes())
+    return {**found, "signs": digest.hexdigest()[:16]}

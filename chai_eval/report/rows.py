@@ -23,6 +23,8 @@ from chai_eval.report.tables import Header, Row
 from chai_eval.task_settings import told
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from chai_eval.evaluation import Result
     from chai_eval.methods import Method
     from chai_eval.session import LoadedModel
@@ -89,12 +91,23 @@ def describe(settings: Settings, loaded: LoadedModel, method: Method) -> Header:
     facts = (
         ("model", f"{model.name}{source}{weights}, {loaded.dtype} on {loaded.device}"),
         ("method", method.name + options),
+        *(() if method.name == "mha" else (("costs", cost_line(method, loaded.model)),)),
         ("documents", documents),
         *((("prompts", ", ".join(prompts)),) if prompts else ()),
         *((("scoring", "decode: token by token through the cache"),) if settings.scoring == "decode" else ()),
         ("results", str(settings.results_dir / model.name)),
     )
     return Header(method.name, facts, in_paper=model.paper is not None)
+
+
+def cost_line(method: Method, model: PreTrainedModel) -> str:
+    """What a method costs while it decodes, as shares of plain attention's costs."""
+    from chai_eval.methods.costs import described_costs
+
+    found = described_costs(method, model)
+    held, read, products = (f"{100 * found['of_mha'][name]:.1f} %" for name in ("held", "read", "multiplications"))
+    line = f"K,V bytes held {held}, read by a decoded token {read}, its multiplications {products} of MHA's"
+    return f"{line} (the saving is simulated)" if found["simulated"] else line
 
 
 def _difference(metric: str, mha: Result, other: Result) -> Difference:

@@ -112,9 +112,9 @@ def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
     """Compute attention of single, unpadded requests by `layer_output(layer, probabilities, scores, values)`.
 
     Probabilities and scores are float64 `[heads, n, n]` of ordinary attention; values `[heads, n, head_dim]`. Where the
-    loop has a `states`, attention is that of the keys and values, `[kv_heads, n, head_dim]`, that it makes of those.
+    loop has a `states`, attention is that of the keys and values, `[kv_heads, n, head_dim]`, that it makes of them.
     """
-    change = getattr(layer_output, "states", lambda key, value: (key, value))
+    change = getattr(layer_output, "states", lambda layer, key, value: (key, value))
 
     def attention(module, query, key, value, mask, scaling=None, **kwargs):  # type: ignore[no-untyped-def]
         assert query.shape[0] == 1
@@ -122,7 +122,7 @@ def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
         scores = np.empty((heads, n, n))
         probabilities = np.zeros((heads, n, n))
         q = query[0].double().numpy()
-        k, v = change(key[0].double().numpy(), value[0].double().numpy())
+        k, v = change(module.layer_idx, key[0].double().numpy(), value[0].double().numpy())
         group = heads // len(k)
         values = np.stack([v[head // group] for head in range(heads)])
         for head in range(heads):

@@ -12,7 +12,7 @@ import torch
 
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration import sensitivity
-from chai_eval.calibration.sensitivity import divergences, layer_divergence, true_divergences
+from chai_eval.calibration.sensitivity import divergences, layer_sensitivity, true_divergences, with_gradients
 from chai_eval.errors import RunError
 from chai_eval.methods import build_method
 from tests.attention.tiny import HEADS, LAYERS, MODELS, VOCABULARY, HeadLoop, chai_loop, looped_logits, requests
@@ -62,7 +62,7 @@ def expected(model, ids: torch.Tensor, serving: torch.Tensor, probe: int) -> tup
     def last(token: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda likely: torch.tensor([0] * (len(likely) - 1) + [token])
 
-    found = [divergences(model, ids, serving, probe, last(token)) for token in range(VOCABULARY)]
+    found = [divergences(with_gradients(model, ids, last(token)), serving, probe) for token in range(VOCABULARY)]
     chai, fixed = (torch.stack(each) for each in zip(*found, strict=True))
     weight = likely.double()[:, None, None]
     return (weight * chai).sum(0), (weight * fixed).sum(0)
@@ -102,18 +102,20 @@ def test_the_model_is_left_as_it_was_and_what_is_known_is_not_measured_again(
     wanted = [each.requires_grad for each in model.parameters()]
     serving = torch.zeros(LAYERS, HEADS, HEADS, dtype=torch.int64)
     samples = requests([12, 12, 7])
-    first = layer_divergence(model, samples, serving, 5, 1, tmp_path / "sensitivity.pt")
+    first = layer_sensitivity(model, samples, serving, 5, 1, tmp_path / "sensitivity.pt")
     assert [each.requires_grad for each in model.parameters()] == wanted
     assert all(each.grad is None for each in model.parameters())
-    assert first[0].shape == first[1].shape == (attention_shape(model).layers, HEADS)
-    assert (first[1] > 0).all()
+    assert first.divergence.shape == (2, attention_shape(model).layers, HEADS)
+    assert (first.divergence[1] > 0).all()
 
     def never(*given: object) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(sensitivity, "divergences", never)
-    again = layer_divergence(model, samples, serving, 5, 1, tmp_path / "sensitivity.pt")
-    assert torch.equal(torch.stack(first), torch.stack(again))
+    again = layer_sensitivity(model, samples, serving, 5, 1, tmp_path / "sensitivity.pt")
+    assert torch.equal(first.divergence, again.divergence)
+    assert again.moments.tokens == first.moments.tokens == 31
+    assert all(torch.equal(each, again.moments.sums[name]) for name, each in first.moments.sums.items())
 
 
 def test_divergences_of_whole_methods_are_those_of_loops() -> None:
@@ -142,7 +144,7 @@ def test_tokens_that_are_ruled_out_under_every_method_change_no_divergence() -> 
     whole = sum((a.exp() * (a - b)).sum().item() for a, b in pairs) / 32
     assert true_divergences(model, samples, [build_method("chai", clusters=counts)]) == pytest.approx([whole], rel=1e-3)
     serving = torch.zeros(LAYERS, HEADS, HEADS, dtype=torch.int64)
-    foretold = divergences(model, samples[0], serving, 5, lambda likely: likely.argmax(-1))
+    foretold = divergences(with_gradients(model, samples[0], lambda likely: likely.argmax(-1)), serving, 5)
     assert torch.isfinite(torch.stack(foretold)).all()
     assert (foretold[1] > 0).any()
 
@@ -151,6 +153,5 @@ def test_predictions_that_are_no_numbers_are_said_in_one_line() -> None:
     model = MODELS["llama"]()
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
-    serving = torch.zeros(LAYERS, HEADS, HEADS, dtype=torch.int64)
     with pytest.raises(RunError, match=r"^model: its predictions for the calibration text are not all finite"):
-        divergences(model, requests([12])[0], serving, 5, lambda likely: likely.argmax(-1))
+        with_gradients(model, requests([12])[0], lambda likely: likely.argmax(-1))

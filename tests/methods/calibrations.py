@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from chai_eval.calibration_file import identity
+from chai_eval.models.fingerprint import identity
 from tests.attention.tiny import HEADS, LAYERS
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from chai_eval.attention.rows import Rows
-from chai_eval.methods import METHODS, build_method
+from chai_eval.methods import METHODS
 from tests.attention.tiny import MODELS, looped_logits, masked_logits, padded, requests
 from tests.methods.cases import CASES, NOTHING
+from tests.methods.cases.case import build
 from tests.methods.loops import packed_requests, unpacked
 
 # float32 with 64 hidden units and logits of order 10: rounding stays near 1e-5; the promise is 1e-4.
@@ -25,10 +26,10 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_padded_on_either_side_equals_loops(case: str, name: str) -> None:
-    model, (method, settings, loop) = MODELS[name](), CASES[case]
+    model = MODELS[name]()
     tokens = requests([*range(1, 13), 40])
-    expected = looped_logits(model, tokens, loop())
-    with build_method(method, **settings).applied(model):
+    expected = looped_logits(model, tokens, CASES[case].loop_for(model))
+    with CASES[case].build(model).applied(model):
         assert_same(masked_logits(model, *padded(tokens, "left")), expected)
         assert_same(masked_logits(model, *padded(tokens, "right")), expected)
 
@@ -36,21 +37,21 @@ def test_padded_on_either_side_equals_loops(case: str, name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_branches_of_packed_rows_equal_loops_over_each_choice_alone(case: str, name: str) -> None:
-    model, (method, settings, loop) = MODELS[name](), CASES[case]
+    model = MODELS[name]()
     contexts, branches, whole = packed_requests()
     rows = Rows.packed([len(each) for each in contexts], [[len(one) for one in each] for each in branches])
     line = torch.cat([torch.cat([context, *after]) for context, after in zip(contexts, branches, strict=True)])
-    with build_method(method, **settings).applied(model), torch.no_grad():
+    with CASES[case].build(model).applied(model), torch.no_grad():
         logits = model(input_ids=line[None], rows=rows).logits[0]
-    assert_same(unpacked(logits, contexts, branches), looped_logits(model, whole, loop()))
+    assert_same(unpacked(logits, contexts, branches), looped_logits(model, whole, CASES[case].loop_for(model)))
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_score_of_a_request_does_not_depend_on_its_batch(case: str, name: str) -> None:
-    model, (method, settings, _) = MODELS[name](), CASES[case]
+    model = MODELS[name]()
     tokens = requests([3, 17, 9, 31, 6], seed=4)
-    with build_method(method, **settings).applied(model):
+    with CASES[case].build(model).applied(model):
         alone = [masked_logits(model, *padded([each], "left"))[0] for each in tokens]
         assert_same(masked_logits(model, *padded(tokens, "left")), alone)
         assert_same(masked_logits(model, *padded(tokens[::-1], "right"))[::-1], alone)
@@ -62,7 +63,7 @@ def test_a_method_told_to_leave_everything_is_multi_head_attention_and_leaves_no
     model = MODELS[name]()
     ids, mask = padded(requests([4, 25, 11]), "left")
     expected = masked_logits(model, ids, mask)
-    with build_method(method, **NOTHING[method]).applied(model):
+    with build(method, NOTHING[method], model).applied(model):
         assert_same(masked_logits(model, ids, mask), expected)
     after = masked_logits(model, ids, mask)
     assert all(torch.equal(one, two) for one, two in zip(after, expected, strict=True))

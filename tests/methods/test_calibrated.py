@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from chai_eval import calibration_file
-from chai_eval.calibration_file import calibrated_presets, calibration, identity
+from chai_eval.calibration_file import calibrated_presets, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import preset_runs
+from chai_eval.models.fingerprint import identity
 from chai_eval.resources import conf_dir
 from tests.attention.tiny import HEADS, LAYERS, MODELS, llama, looped_logits, masked_logits, padded, requests
 from tests.methods.calibrations import random_predictors, write_calibration

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from chai_eval.methods import build_method
 from tests.attention.tiny import MODELS, padded, requests
 from tests.methods.cases import CASES
 
@@ -17,9 +16,8 @@ LENGTHS = [30, 2, 6, 15]
 @pytest.mark.parametrize("size", [1, 4, 7, 16])
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_of_a_left_padded_batch_equal_the_whole(case: str, size: int) -> None:
-    method, settings, _ = CASES[case]
     model, (ids, mask) = MODELS["llama"](), padded(requests(LENGTHS), "left")
-    with build_method(method, **settings).applied(model), torch.no_grad():
+    with CASES[case].build(model).applied(model), torch.no_grad():
         whole = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         cache, parts = None, []
         for start in range(0, ids.shape[1], size):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from chai_eval.attention.shape import attention_shape
 from chai_eval.errors import SettingError
@@ -28,26 +27,19 @@ def test_every_method_has_loops_that_it_must_equal_and_settings_that_change_noth
 @pytest.mark.parametrize("case", CASES)
 def test_the_footprint_is_what_the_cache_holds(case: str, name: str) -> None:
     """Bytes of keys and values; a method that simulates its saving holds what plain attention does."""
-    model, (kind, settings, _) = MODELS[name](), CASES[case]
-    method = build_method(kind, **settings)
+    model = MODELS[name]()
+    method = CASES[case].build(model)
     with method.applied(model), torch.no_grad():
         cache = model(input_ids=torch.stack(requests([LENGTH] * 2)), use_cache=True).cache
-    shape = attention_shape(model)
+    shape, size = attention_shape(model), model.dtype.itemsize
     layers = method.footprint(model) or [LayerFootprint.full(shape)] * shape.layers
     for layer, footprint in zip(cache.layers, layers, strict=True):
-        held = {name: heads_held(getattr(layer, name)) for name in ("keys", "values")}
+        held = [getattr(layer, name).untyped_storage().nbytes() / (2 * LENGTH) for name in ("keys", "values")]
+        foreseen = footprint.bytes_per_token(shape.head_dim, size)
         if shape.kv_heads == shape.heads:
-            assert held == {"keys": footprint.keys, "values": footprint.values}
+            assert held == list(foreseen)
         else:  # representatives may read the same key heads: the footprint says the most there can be
-            assert all(held[name] <= getattr(footprint, name) for name in held)
-
-
-def heads_held(states: Tensor) -> int:
-    """Heads whose numbers have storage: `[rows, heads, LENGTH, head_dim]` and no free room behind the prompt."""
-    rows, _, _, head_dim = states.shape
-    numbers = states.untyped_storage().nbytes() // states.element_size()
-    assert numbers % (rows * LENGTH * head_dim) == 0
-    return numbers // (rows * LENGTH * head_dim)
+            assert all(each <= most for each, most in zip(held, foreseen, strict=True))
 
 
 def composed_loop(counts: list[int], sparsity: float) -> HeadLoop:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from chai_eval.methods import build_method
 from tests.attention.tiny import MODELS, masked_logits, padded, requests
 from tests.methods.cases import CASES
 from tests.methods.test_against_loops import TOLERANCE
@@ -15,11 +14,11 @@ from tests.methods.test_against_loops import TOLERANCE
 @pytest.mark.parametrize("name", ["llama", "llama_gqa", "opt"])
 @pytest.mark.parametrize("case", CASES)
 def test_token_by_token_equals_the_whole_text(case: str, name: str, side: str) -> None:
-    model, (method, settings, _) = MODELS[name](), CASES[case]
+    model = MODELS[name]()
     prompts, later = requests([7, 12, 9], seed=5), requests([8, 8, 8], seed=6)
     whole = [torch.cat(both) for both in zip(prompts, later, strict=True)]
     ids, mask = padded(prompts, side)
-    with build_method(method, **settings).applied(model), torch.no_grad():
+    with CASES[case].build(model).applied(model), torch.no_grad():
         expected = masked_logits(model, *padded(whole, "left"))
         cache, found = None, []
         for step in [ids, *torch.stack(later).split([1, 1, 3, 1, 2], dim=1)]:

@@ -12,15 +12,15 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from chai_eval.errors import RunError
-from chai_eval.methods import build_method
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.runner import Runner
 from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
+from tests.methods.cases.case import Settings, build
 from tests.scoring.tiny_text import tokenizer
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+METHODS: dict[str, tuple[str, Settings]] = {
     "mha": ("mha", {}),
     "chai": ("chai", {"clusters": [8, 3, 1]}),
     **{name: (case.method, case.settings) for name, case in CASES.items()},
@@ -40,8 +40,7 @@ def questions(count: int = 11, **settings: Any) -> list[Instance]:
 
 
 def ours(model: Any, asked: list[Instance], method: str = "mha", **rest: Any) -> list[str]:
-    name, settings = METHODS[method]
-    chosen = build_method(name, **settings)
+    chosen = build(*METHODS[method], model)
     with chosen.applied(model):
         encode = rest.pop("tokenizer", None) or tokenizer()
         return PackedLM(Runner(model, encode, 64, progress=False), chosen, **rest).generate_until(asked)
@@ -72,9 +71,8 @@ def test_texts_under_mha_equal_those_of_stock_lm_eval_one_by_one(name: str) -> N
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_equal_generate_under_the_method_one_prompt_at_a_time(method: str) -> None:
     model, asked, encode = MODELS["llama"](), questions(), tokenizer()
-    name, settings = METHODS[method]
     expected = []
-    with build_method(name, **settings).applied(model):
+    with build(*METHODS[method], model).applied(model):
         for each in asked:
             ids = torch.tensor([encode(each.args[0])["input_ids"]])
             made = model.generate(

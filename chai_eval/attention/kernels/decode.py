@@ -49,15 +49,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
         scores = with_keys(query.flatten(0, 1), key.flatten(0, 1)).view(count, -1, queries, room)
     else:
         scores = _by_slot(with_keys, query, key, slot)
-    seen = view.mask(first, first + queries)
-    if seen is None and view.rows.past is None:  # plain causality: a short request from its first token on
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril()
-    if seen is not None:
-        scores[..., :keys].masked_fill_(~seen, float("-inf"))
-    if keys < room:
-        scores[..., keys:] = float("-inf")
-    precision = value.dtype if multiplies(value.dtype, value.device) else torch.float32
-    probabilities = scores.softmax(-1, dtype=torch.float32).to(precision)
+    probabilities = softmax_of_seen(scores, view, first, value.dtype)
     if shared.share_value:
         if slot is None:
             out = with_values(probabilities.flatten(0, 1), value.flatten(0, 1)).view(
@@ -73,6 +65,28 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
     joint = of_head.view(count * kv_heads, heads // kv_heads * queries, room)
     out = with_values(joint, value.flatten(0, 1))
     return out.view(count, heads, queries, value.shape[-1]).to(value.dtype)
+
+
+def softmax_of_seen(scores: Tensor, view: View, first: int, dtype: torch.dtype) -> Tensor:
+    """Probabilities of a few queries over the keys that they see, in the precision in which they meet values.
+
+    Parameters
+    ----------
+    scores : Tensor [rows, n, queries, room]
+        Of queries in columns `first` and after, with whatever free room there is behind the keys in use. Overwritten.
+    dtype : torch.dtype
+        Of the values.
+    """
+    queries, room = scores.shape[2], scores.shape[3]
+    keys = view.rows.key_columns(first + queries)
+    seen = view.mask(first, first + queries)
+    if seen is None and view.rows.past is None:  # plain causality: a short request from its first token on
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril()
+    if seen is not None:
+        scores[..., :keys].masked_fill_(~seen, float("-inf"))
+    if keys < room:
+        scores[..., keys:] = float("-inf")
+    return scores.softmax(-1, dtype=torch.float32).to(dtype if multiplies(dtype, scores.device) else torch.float32)
 
 
 def _by_slot(product: Callable[[Tensor, Tensor], Tensor], asking: Tensor, kept: Tensor, slot: Tensor) -> Tensor:

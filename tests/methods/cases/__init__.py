@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Any
 
-from tests.methods.cases.case import Case
+from tests.methods.cases.case import Case, Settings
 
 CASES: dict[str, Case] = {}
-NOTHING: dict[str, dict[str, Any]] = {}
+NOTHING: dict[str, Settings] = {}
 for _each in pkgutil.iter_modules(__path__):
     _module = importlib.import_module(f"{__name__}.{_each.name}")
     CASES |= getattr(_module, "CASES", {})

@@ -3,10 +3,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedModel
+
+from chai_eval.methods import Method, build_method
 from tests.attention.tiny import HeadLoop
+
+# Of a method, or what gives them for a model.
+Settings = dict[str, Any] | Callable[[PreTrainedModel], dict[str, Any]]
+
+
+def build(method: str, settings: Settings, model: PreTrainedModel) -> Method:
+    """The method with settings for a model."""
+    return build_method(method, **(settings(model) if callable(settings) else settings))
 
 
 class Case(NamedTuple):
+    """Settings of a method, and the loop that it must equal; `loop_of` where that depends on the model."""
+
     method: str
-    settings: dict[str, Any]
-    loop: Callable[[], HeadLoop]
+    settings: Settings
+    loop: Callable[[], HeadLoop] | None = None
+    loop_of: Callable[[PreTrainedModel], HeadLoop] | None = None
+
+    def build(self, model: PreTrainedModel) -> Method:
+        return build(self.method, self.settings, model)
+
+    def loop_for(self, model: PreTrainedModel) -> HeadLoop:
+        if self.loop_of is not None:
+            return self.loop_of(model)
+        assert self.loop is not None
+        return self.loop()

@@ -1,0 +1,1 @@
+"""Every method over its range at equal bytes: what predictions lose against what is saved."""

@@ -1,0 +1,56 @@
+"""Typed settings of a frontier; a wrong value is one line in the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from chai_eval.schema import SETTINGS, Count, Flag, Folder, Text, Whole, group, read, record, setting
+from chai_eval.settings import ModelSettings, parse_model
+
+Share = Annotated[float, Field(strict=True, gt=0, lt=1)]
+
+
+@dataclass(frozen=True, config=SETTINGS)
+class FrontierSettings:
+    """Everything that a frontier is told."""
+
+    model: Annotated[ModelSettings, group(parse_model)]
+    calibration: Text = setting(
+        "", "what methods take their settings from: a model's name, or a folder", composed="${model.name}"
+    )
+    text: Text = setting(
+        "auto",
+        "c4 (from the hub), passages (SQuAD and SciQ, no hub), auto (c4 where the hub answers), or a file: plain text, "
+        "JSON lines; other text than that of the calibration",
+    )
+    tokens: Annotated[int, Field(strict=True, ge=8)] = setting(256, "tokens of each sequence")
+    sequences: Count = setting(48, "sequences")
+    seed: Whole = setting(1234, "order of the text")
+    saving: tuple[Share, ...] = setting(
+        (0.07, 0.14, 0.2, 0.3, 0.4, 0.5), "shares of the K,V cache to save", allowed="numbers between 0 and 1"
+    )
+    methods: tuple[str, ...] | None = setting(None, "which methods; null for all that can save a share of the cache")
+    figures: Flag | None = setting(
+        None, "draw the figure as well as writing the data: true, false; null where matplotlib is installed"
+    )
+    out: Folder | None = setting(None, "folder to write to; null for results/frontier/<model>-<text>-<tokens>")
+    debug: Flag = setting(False, "true shows the traceback of an unexpected error")
+
+    def as_config(self) -> dict[str, Any]:
+        """All settings that can change a figure, but the model's, as plain JSON values."""
+        return {name: value for name, value in record(self).items() if name not in ("model", "debug", "out", "figures")}
+
+
+def parse_frontier(config: Mapping[str, Any]) -> FrontierSettings:
+    """Make settings from the composed configuration as plain containers.
+
+    Raises
+    ------
+    SettingError
+        For the first setting that is unknown, missing or has a wrong value.
+    """
+    return read(FrontierSettings, config)
