@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from chai_eval.cli import main
 from chai_eval.errors import RunError
@@ -29,7 +30,9 @@ class Standing:
 
     def load(self, settings: ModelSettings) -> LoadedModel:
         self.loads.append(settings.name)
-        model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+        layers, heads = (32, 32) if settings.name == "llama7b" else (30, 9)
+        config = LlamaConfig(num_hidden_layers=layers, num_attention_heads=heads, hidden_size=64 * heads)
+        model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"), config=config)
         return LoadedModel(model, None, f"weights of {settings.name}", "architecture", "vocabulary", NumericCode.of())
 
     def prepare(self, task: str, *, limit: int | None, seed: int, **_: Any) -> Any:
@@ -173,6 +176,7 @@ def test_the_table_goes_to_stdout_and_nothing_else_does(standing: Standing, caps
     assert [line.split()[0] for line in lines if line and not line.startswith("|")] == [
         "model",
         "method",
+        "costs",
         "documents",
         "results",
     ]

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from chai_eval import evaluation
 from chai_eval.checksum import say_unchecked
@@ -45,7 +46,8 @@ def code(number: str) -> NumericCode:
 
 def loaded(**changed: Any) -> LoadedModel:
     hashes = {"fingerprint": "weights", "architecture": "architecture", "vocabulary": "vocabulary", "code": code("1")}
-    model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    config = LlamaConfig(num_hidden_layers=30, num_attention_heads=9, hidden_size=576)
+    model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"), config=config)
     return LoadedModel(model, None, **{**hashes, **changed})
 
 
