@@ -38,7 +38,7 @@ from chai_eval.calibration.moments import HeadMoments
 from chai_eval.calibration.predictor import recalls
 from chai_eval.calibration.sensitivity import layer_sensitivity, true_divergences
 from chai_eval.calibration.settings import CalibrationSettings, check_tokens
-from chai_eval.calibration_file import CLUSTERS, DESCRIPTION, MOMENTS, write_calibration
+from chai_eval.calibration_file import DESCRIPTION, MOMENTS, write_calibration
 from chai_eval.checksum import read_document
 from chai_eval.data.assets import cache_dir
 from chai_eval.data.text import cut, open_text
@@ -99,7 +99,7 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     found = serving = None
     with held_for_calibration(folder):
         progress = folder / f".progress-{_progress_key(settings, weights)}"
-        if settings.only != MOMENTS:
+        if settings.only != "moments":
             found = collect(model, samples, settings, progress / "sums.pt")
             _say_what_there_was(found, settings)
             serving = serving_by_count(found.sums.mean("output_cost"), shape.kv_heads)
@@ -111,7 +111,7 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
             made_how |= {"text_sha256": found.sha256, "samples": found.sums.samples, "tokens": found.tokens}
             described, tensors = _clusters(model, settings, found, candidates, held_out)
             write_calibration(folder, {"model": made_for, **described, "provenance": made_how}, tensors)
-        if settings.only != CLUSTERS:
+        if settings.only != "clusters":
             made_how |= {"samples": len(measured), "tokens": sensitivity.moments.tokens}
             made_how["text_sha256"] = hashlib.sha256(b"".join(each.numpy().tobytes() for each in measured)).hexdigest()
             _write_moments(folder, model, sensitivity.moments, held_out, {"model": made_for, "provenance": made_how})
@@ -215,7 +215,7 @@ def _say_what_there_was(found: Collected, settings: CalibrationSettings) -> None
 
 
 def _progress_key(settings: CalibrationSettings, weights: str) -> str:
-    collected = [settings.collecting(), settings.only == MOMENTS, error_curves(settings) is not None, weights]
+    collected = [settings.collecting(), settings.only == "moments", error_curves(settings) is not None, weights]
     text = json.dumps(collected, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -224,7 +224,7 @@ def main(settings: CalibrationSettings, command: str) -> None:
     """Calibrate a model and print where what was found lies, and what each preset costs; raises as `calibrate` does."""
     folder = calibrate(settings, command)
     sys.stdout.write(f"{folder}\n")
-    if settings.only != MOMENTS:
+    if settings.only != "moments":
         for name, preset in read_document(folder / DESCRIPTION).content["presets"].items():
             chai, served = (
                 math.inf if each["divergence"] is None else each["divergence"]
@@ -234,6 +234,6 @@ def main(settings: CalibrationSettings, command: str) -> None:
                 f"{name}: saves {preset['kv_saving']:.1%} of the K,V cache; KL {chai:.3f} under chai, "
                 f"{served:.3f} under output_aware; clusters {preset['clusters']}\n"
             )
-    if settings.only != CLUSTERS:
+    if settings.only != "clusters":
         for each in read_document(folder / f"{MOMENTS}.json").content["kv_rank"]:
             sys.stdout.write(f"kv_rank saving={each['kv_saving']}: KL {each['divergence']:.3f}\n")

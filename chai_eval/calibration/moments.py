@@ -26,6 +26,14 @@ from chai_eval.methods.moments import GRADIENT, KINDS, OUTPUT, PULL, QUERY, pack
 def head_moments(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
     """Sums over the tokens of one sample, by the names of `KINDS`: `[heads, head_dim, head_dim]`, float64, on the CPU.
 
+    Of the vectors of `head_vectors`, which takes the same.
+    """
+    return {name: _squares(each).cpu() for name, each in head_vectors(seen, gradient).items()}
+
+
+def head_vectors(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
+    """What asks each head and what is asked, token by token, by the names of `KINDS`: `[heads, tokens, head_dim]`.
+
     Parameters
     ----------
     seen : Seen
@@ -40,7 +48,7 @@ def head_moments(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
     weights = seen.probabilities(torch.arange(tokens))[0] * pull
     asked = torch.matmul(weights[..., 1:], key[:, 1:])
     found = (seen.query[0].float() * seen.call.view.scaling, asked, gradient, output)
-    return {name: _squares(each).cpu() for name, each in zip(KINDS, found, strict=True)}
+    return dict(zip(KINDS, found, strict=True))
 
 
 def _squares(vectors: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def points(model: PreTrainedModel, settings: FrontierSettings) -> list[Point]:
     for name in wanted:
         if name not in METHODS:
             raise SettingError(f"methods: {name!r} given; allowed: {', '.join(METHODS)}")
-        given = METHODS[name].at_savings(model, settings.calibration, settings.saving, settings.tokens)
+        given = METHODS[name].at_savings(model, settings.calibrated, settings.saving, settings.tokens)
         if settings.methods and not given:
             raise SettingError(f"methods: {name} given, which saves no share of the cache; allowed: those that do")
         found += [Point(f"{name} {number}", each, described_costs(each, model)) for number, each in enumerate(given, 1)]

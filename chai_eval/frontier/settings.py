@@ -19,7 +19,7 @@ class FrontierSettings:
     """Everything that a frontier is told."""
 
     model: Annotated[ModelSettings, group(parse_model)]
-    calibration: Text = setting(
+    calibrated: Text = setting(
         "", "what methods take their settings from: a model's name, or a folder", composed="${model.name}"
     )
     text: Text = setting(

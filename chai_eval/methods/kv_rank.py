@@ -41,7 +41,7 @@ class KVRank(Method):
     is asked (its keys as attention weighs them; for values its outputs), the top eigenvectors U of C_q^½ C_k C_q^½ are
     kept: cached is Uᵀ C_q^½ k, which Uᵀ C_q^−½ q asks. Half the eigenvalues left out are the KL divergence, in nats per
     token, so one threshold over keys and values of all heads and layers gives each its rank
-    (`calibration.moments`, docs/design.md section 5).
+    (`calibration.moments`, docs/design.md section 4).
 
     Approximates: keys, but for a request's first, and values lie in a subspace of their head. Saves cache and the
     reading of it; not the projections.
