@@ -37,7 +37,7 @@ from chai_eval.markdown import table
 from chai_eval.measure.serialise import to_json
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
-from chai_eval.scoring.divergence import kl_divergence
+from chai_eval.scoring.compare import kl_divergence
 
 PROBE = 5
 BATCH = 8

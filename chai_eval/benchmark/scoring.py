@@ -22,10 +22,10 @@ from chai_eval.measure.serialise import to_json
 from chai_eval.measure.statistics import quantiles, ratio
 from chai_eval.methods import Method
 from chai_eval.models import model_settings
-from chai_eval.scoring.evaluate import default_batch_tokens
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest, documents
 from chai_eval.scoring.prepare import PreparedTask, prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import load_task
 
 DOCUMENTS = {"hellaswag": 200, "arc_easy": 300, "arc_challenge": 300, "piqa": 300, "boolq": 200}
@@ -124,16 +124,13 @@ class Scorer:
 
     def ours(self, method: Method, instances: list[Instance]) -> tuple[float, Answers]:
         """Score under a method; what was scored before is not remembered."""
-        budget = default_batch_tokens(self.model)
+        runner = Runner(self.model, self.tokenizer, progress=False)
         with method.applied(self.model):
-            lm = PackedLM(
-                self.model, self.tokenizer, method, batch_tokens=budget, description=method.name, progress=False
-            )
-            return _timed(lm, instances)
+            return _timed(PackedLM(runner, method, description=method.name), instances)
 
     def tokens(self, method: Method, instances: list[Instance]) -> dict[str, int]:
         """Tokens of all requests, as `TaskFigures` has them."""
-        lm = Counting(self.model, self.tokenizer, method, batch_tokens=1, progress=False)
+        lm = Counting(Runner(self.model, self.tokenizer, batch_tokens=1, progress=False), method)
         lm.loglikelihood(instances, disable_tqdm=True)
         return lm.counted
 

@@ -31,6 +31,7 @@ from chai_eval.calibration.progress import SavedProgress, progress
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.scoring.compare import compare
+from chai_eval.scoring.runner import Runner
 
 # From probabilities [tokens, vocabulary] to a token for each.
 Draw = Callable[[Tensor], Tensor]
@@ -150,7 +151,8 @@ def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods:
     """
     # Any token may follow the last one: a divergence does not depend on it.
     sequences = [(*sample.tolist(), 0) for sample in samples]
-    found = compare(model, dict(zip(map(str, count()), methods, strict=False)), sequences, max(map(len, samples)))
+    runner = Runner(model, batch_tokens=max(map(len, samples)))
+    found = compare(runner, dict(zip(map(str, count()), methods, strict=False)), sequences)
     return [sum(row["divergence"] * row["tokens"] for row in rows) / sum(map(len, samples)) for rows in found.values()]
 
 

@@ -21,8 +21,9 @@ from chai_eval.measure.grid import measure
 from chai_eval.measure.progress import Progress
 from chai_eval.measure_settings import check_positions
 from chai_eval.methods import build_method
-from chai_eval.store import result_key, write_record
+from chai_eval.store.key import result_key
 from chai_eval.store.provenance import git_revision, machine, versions
+from chai_eval.store.record import write_record
 
 if TYPE_CHECKING:
     from chai_eval.session import LoadedModel

@@ -18,7 +18,7 @@ from chai_eval.errors import RunError
 from chai_eval.measure import grid, stored
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.progress import Progress
-from chai_eval.store import read_record, read_samples
+from chai_eval.store.record import read_record, read_samples
 
 FEW = ["measure.lengths=[8,12,16]", "measure.new_tokens=2", "measure.repetitions=1", "measure.rivals=[sdpa]"]
 GIVEN = ["measure", "model=tiny_llama_random", "measure=latency", *FEW]
