@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from safetensors import safe_open
 from safetensors.torch import save
@@ -43,7 +43,8 @@ from chai_eval.resources import conf_dir
 
 LAYOUT = 1
 DESCRIPTION, TENSORS = "calibration.json", "calibration.safetensors"
-PRESETS = ("conservative", "balanced", "aggressive")
+Preset = Literal["conservative", "balanced", "aggressive"]
+PRESETS: tuple[Preset, ...] = get_args(Preset)
 COMMAND = "python -m chai_eval calibrate model="
 
 

@@ -180,8 +180,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         first = schema["anyOf"][0]
         return _allowed(first) + {"integer": ", or null", "boolean": ", null"}.get(first.get("type"), " or null")
-    if "enum" in schema:
-        return ", ".join(schema["enum"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(schema.get("enum") or [schema["const"]])
     if schema.get("type") == "integer":
         least, most = schema["minimum"], schema.get("maximum")
         return f"a whole number from {least} " + ("up" if most is None else f"to {most}")

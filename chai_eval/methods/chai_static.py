@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from chai_eval.methods.checks import one_of
+from pydantic.dataclasses import dataclass
+
 from chai_eval.methods.fixed import FixedMembership
+from chai_eval.schema import SETTINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class CHAIStatic(FixedMembership):
     """Heads that attended alike over calibration text share one representative's probabilities, in every request.
 
@@ -26,15 +27,11 @@ class CHAIStatic(FixedMembership):
         The lowest head of the cluster.
     """
 
-    representative: str = "first"
+    representative: Literal["first"] = "first"
 
     name: ClassVar[str] = "chai_static"
     tensor: ClassVar[str] = "static_membership"
     entries: ClassVar[str] = "cluster labels"
-
-    def __post_init__(self) -> None:
-        one_of("method.representative", self.representative, ("first",))
-        super().__post_init__()
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         return [entries.index(label) for label in entries]
