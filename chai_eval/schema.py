@@ -55,7 +55,7 @@ def setting(
 
 def as_text(value: Any) -> Any:
     # A revision or a folder may look like a number.
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return str(value) if isinstance(value, int | float | Path) and not isinstance(value, bool) else value
 
 
 def _as_folder(value: Any) -> Any:

@@ -59,7 +59,6 @@ def test_attention_imports_nothing_of_the_package_but_itself() -> None:
 # Functions with more parameters than a reader can keep apart, to be mended; none may join them.
 MANY_PARAMETERS = {
     "chai_eval.compared._compare",
-    "chai_eval.models.load.load_model",
     "chai_eval.scored._score",
     "chai_eval.scoring.evaluate.score",
     "chai_eval.scoring.fidelity.fidelities",
