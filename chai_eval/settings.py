@@ -124,12 +124,7 @@ class TaskSettings:
 
 
 def parse_model(values: Mapping[str, Any]) -> ModelSettings:
-    """Make the settings of a model from one file of `conf/model`, with the user's changes.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Make the settings of a model from one file of `conf/model`, with the user's changes; raises SettingError."""
     return read(ModelSettings, values, "model.")
 
 
@@ -171,14 +166,3 @@ class Settings:
     def as_config(self) -> dict[str, Any]:
         """The resolved configuration as plain JSON values, as records keep it."""
         return {name: value for name, value in record(self).items() if name != "debug"}
-
-
-def parse_settings(config: Mapping[str, Any]) -> Settings:
-    """Make settings from the composed configuration as plain containers.
-
-    Raises
-    ------
-    SettingError
-        For the first setting that is unknown, missing or has a wrong value.
-    """
-    return read(Settings, config)

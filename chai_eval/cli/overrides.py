@@ -27,7 +27,8 @@ from chai_eval.cli.configuration import (
 )
 from chai_eval.cli.verbatim import as_typed, several, verbatim
 from chai_eval.errors import SettingError, unknown
-from chai_eval.settings import Settings, parse_settings
+from chai_eval.schema import read
+from chai_eval.settings import Settings
 
 # The model that stands for a path of the user's.
 LOCAL = "local"
@@ -92,13 +93,8 @@ def composed(config: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def settings_of(overrides: Sequence[str]) -> Settings:
-    """Compose the settings of one run, within `configuration()`.
-
-    Raises
-    ------
-    SettingError
-    """
-    return parse_settings(plain_values(overrides, "config"))
+    """Compose the settings of one run, within `configuration()`; raises SettingError."""
+    return read(Settings, plain_values(overrides, "config"))
 
 
 def _completed(arguments: Sequence[str]) -> list[str]:
