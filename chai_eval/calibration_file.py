@@ -36,7 +36,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.shape import attention_shape
 from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, write_document
-from chai_eval.data import cache_dir
+from chai_eval.data.assets import cache_dir
 from chai_eval.errors import RunError, SettingError
 from chai_eval.files import write_whole
 from chai_eval.resources import conf_dir

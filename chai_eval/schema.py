@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -121,6 +121,15 @@ def record(settings: Any) -> dict[str, Any]:
         else:
             found[typed] = value.as_config() if hasattr(value, "as_config") else to_jsonable_python(value)
     return found
+
+
+@dataclass(frozen=True, config=SETTINGS)
+class Recorded:
+    """Settings that records keep."""
+
+    def as_config(self) -> dict[str, Any]:
+        """As plain JSON values under the names that users type."""
+        return record(self)
 
 
 def _made(kind: type[S], values: Mapping[str, Any], prefix: str) -> S:

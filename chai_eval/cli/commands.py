@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
-from chai_eval.cli.help import analyse_help, calibrate_help, help_text, measure_help
+from chai_eval.cli.help import ANALYSE, CALIBRATE, help_text, measure_help, offline_help
 from chai_eval.cli.measure import run_measurements
 from chai_eval.cli.overrides import composed
 from chai_eval.cli.request import Request
@@ -59,13 +60,15 @@ def _benchmark(request: Request) -> int:
     return main(request.arguments)
 
 
+CALIBRATE_HELP = partial(offline_help, CALIBRATE, CalibrationSettings)
+ANALYSE_HELP = partial(offline_help, ANALYSE, AnalysisSettings)
 GOES_ON = "what was {} is kept, the same command goes on from there"
 
 COMMANDS = {
     "run": Command(run_jobs, help_text, GOES_ON.format("scored"), sweeps=True),
     "measure": Command(run_measurements, measure_help, GOES_ON.format("measured"), alone=True),
-    "calibrate": Command(_calibrate, calibrate_help, GOES_ON.format("read"), alone=True),
-    "analyse": Command(_analyse, analyse_help, GOES_ON.format("read"), alone=True),
+    "calibrate": Command(_calibrate, CALIBRATE_HELP, GOES_ON.format("read"), alone=True),
+    "analyse": Command(_analyse, ANALYSE_HELP, GOES_ON.format("read"), alone=True),
     "status": Command(status, help_text, "nothing was changed"),
     "benchmark": Command(_benchmark, help_text, GOES_ON.format("measured"), own_options=True, alone=True),
 }

@@ -151,18 +151,13 @@ def _values(argument: str, parser: OverridesParser, alone: str | None) -> list[s
         raise SettingError(f"{key}: {value!r} given, several values; allowed: {alone}")
     pattern: Any = override.value()
     if isinstance(pattern, Glob) and key in groups():
-        return [f"{key}={each}" for each in _matching(key, value, pattern)]
+        if not (found := pattern.filter(choices(key))):
+            raise SettingError(f"{key}: {value!r} given, which matches nothing; allowed: {', '.join(choices(key))}")
+        return [f"{key}={each}" for each in found]
     if isinstance(pattern, Glob) or not override.is_discrete_sweep():
         names = ", glob(…)" if key in groups() else ""
         raise SettingError(f"{key}: {value!r} given; allowed: a list of values, range(…), choice(…){names}")
     return [f"{key}={each}" for each in override.sweep_string_iterator()]
-
-
-def _matching(group: str, given: str, pattern: Glob) -> list[str]:
-    names = pattern.filter(choices(group))
-    if not names:
-        raise SettingError(f"{group}: {given!r} given, which matches nothing; allowed: {', '.join(choices(group))}")
-    return names
 
 
 def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:

@@ -17,7 +17,7 @@ from chai_eval.attention import FixedPlan, Membership, Plan
 from chai_eval.attention.membership import membership_from_labels
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import Calibration, Preset, calibration
-from chai_eval.errors import SettingError
+from chai_eval.errors import SettingError, shown
 from chai_eval.methods.clustering import Clustering
 from chai_eval.schema import SETTINGS
 
@@ -121,7 +121,7 @@ def check_per_head(setting: str, spec: object, what: str) -> None:
     """
     if isinstance(spec, Sequence) and not isinstance(spec, str) and spec and all(map(_whole_numbers, spec)):
         return
-    raise SettingError(f"{setting}: {_shown(spec)} given; allowed: a calibration, or per layer a list of {what}")
+    raise SettingError(f"{setting}: {shown(spec, 80)} given; allowed: a calibration, or per layer a list of {what}")
 
 
 def check_fits(setting: str, spec: PerHead, model: PreTrainedModel) -> None:
@@ -149,8 +149,3 @@ def _whole_numbers(entries: object) -> bool:
         and not isinstance(entries, str)
         and all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in entries)
     )
-
-
-def _shown(spec: object) -> str:
-    text = repr(spec)
-    return text if len(text) <= 80 else f"{text[:77]}..."

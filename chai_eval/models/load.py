@@ -18,11 +18,12 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from chai_eval.data.assets import fetch
 from chai_eval.errors import RunError, SettingError, unknown
 from chai_eval.hub import MODEL_WITHOUT, hub
 from chai_eval.models.architectures import config_from_mapping, random_model, reason, with_changes
 from chai_eval.models.device import resolve_device, resolve_dtype
-from chai_eval.models.embedded import EMBEDDED, embedded_path
+from chai_eval.models.embedded import EMBEDDED
 from chai_eval.models.folder import check_adapter, check_directory, check_safetensors
 from chai_eval.models.tokenizer import load_tokenizer, tokenizer_of_random
 from chai_eval.models.untie import untie
@@ -102,7 +103,7 @@ def _local_folder(settings: ModelSettings) -> Path | None:
     if path is None:
         return None
     if path.startswith(_ASSET):
-        return embedded_path(path.removeprefix(_ASSET))
+        return fetch(EMBEDDED[path.removeprefix(_ASSET)])
     folder = Path(path).expanduser()
     return folder if folder.is_dir() else None
 
