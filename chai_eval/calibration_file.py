@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from safetensors import safe_open
 from safetensors.torch import save
@@ -42,7 +42,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, write_document
-from chai_eval.data import cache_dir
+from chai_eval.data.assets import cache_dir
 from chai_eval.errors import RunError, SettingError
 from chai_eval.files import write_whole
 from chai_eval.models.fingerprint import identity
@@ -52,7 +52,8 @@ LAYOUT = 1
 # Names of the pairs of files, without what comes after the dot.
 CLUSTERS, MOMENTS = "calibration", "moments"
 DESCRIPTION, TENSORS = f"{CLUSTERS}.json", f"{CLUSTERS}.safetensors"
-PRESETS = ("conservative", "balanced", "aggressive")
+Preset = Literal["conservative", "balanced", "aggressive"]
+PRESETS: tuple[Preset, ...] = get_args(Preset)
 COMMAND = "python -m chai_eval calibrate model="
 
 

@@ -22,13 +22,13 @@ class RunError(RuntimeError):
 
 def wrong(setting: str, given: object, allowed: str) -> SettingError:
     """The error of a wrong value: `setting: given …; allowed: …`, on one line."""
-    return SettingError(f"{setting}: {_shown(given)} given; allowed: {allowed}")
+    return SettingError(f"{setting}: {shown(given)} given; allowed: {allowed}")
 
 
 def unknown(setting: str, given: str, known: Iterable[str]) -> SettingError:
     """The error of a name that isn't one of `known`, with the closest one."""
     names = sorted(known)
-    said = f"{setting}: {_shown(given)} is unknown{closest(given, names)}"
+    said = f"{setting}: {shown(given)} is unknown{closest(given, names)}"
     return SettingError(f"{said}; allowed: {', '.join(names) or 'none'}")
 
 
@@ -49,6 +49,7 @@ def failure_line(error: BaseException) -> str:
     return f"{name}: {text[:300]}" if text else name
 
 
-def _shown(value: object) -> str:
+def shown(value: object, longest: int = 120) -> str:
+    """A value as Python writes it, cut where it is longer than so many characters."""
     text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -88,13 +88,13 @@ def hub(*, asked: bool = True) -> Iterator[None]:
             each.HF_HUB_OFFLINE = value
 
 
-def check_hub(settings: ModelSettings) -> None:
-    """Refuse a model or tokenizer that only the hub has where it can't be reached, before torch is even imported.
+def is_local(name: str) -> bool:
+    """Whether a name is written as a path on this machine: no name on the hub looks like it."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
-    Raises
-    ------
-    RunError
-    """
+
+def check_hub(settings: ModelSettings) -> None:
+    """Raise RunError for what only the hub has where it can't be reached, before torch is even imported."""
     missing = []
     # Whether random weights need the hub depends on the config.
     if settings.weights != "random" and _only_on_hub(settings.path, settings.revision, ("config.json",)):
@@ -112,7 +112,7 @@ def _said(why: str) -> str:
 
 def _only_on_hub(name: str | None, revision: str | None, files: tuple[str, ...]) -> bool:
     """Whether it is the name of something on the hub of which the cache has none of `files`."""
-    if name is None or ":" in name or name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).exists():
+    if name is None or ":" in name or is_local(name) or Path(name).exists():
         return False
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.errors import SettingError, wrong
-from chai_eval.schema import SETTINGS, defaults, read, record, setting
+from chai_eval.schema import SETTINGS, Recorded, defaults, read, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +41,7 @@ Axis = Annotated[
 
 
 @dataclass(frozen=True, config=SETTINGS)
-class MeasureSettings:
+class MeasureSettings(Recorded):
     """What is measured (latency, memory, or full for both), at which points of a grid, and how often."""
 
     kind: Kind = "full"
@@ -80,10 +80,6 @@ class MeasureSettings:
             for batch in self.batch_sizes
             for new in self.new_tokens
         ]
-
-    def as_config(self) -> dict[str, Any]:
-        """Plain JSON values, as records keep them."""
-        return record(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,8 +35,8 @@ class Failure:
 class Report:
     """What a run ends with: the table's header and rows, what was measured, and what failed."""
 
-    header: Header
-    rows: tuple[Row, ...]
+    header: Header | None = None
+    rows: tuple[Row, ...] = ()
     failures: tuple[Failure, ...] = ()
     measurement: Measurement | None = None
 
@@ -96,6 +96,14 @@ def run(settings: Settings, session: Session) -> Report:
         except Exception as error:
             failures.append(failure("measure", error))
     return Report(describe(settings, loaded, method), tuple(rows), tuple(failures), measurement)
+
+
+def attempt(settings: Settings, session: Session) -> Report:
+    """As `run`, but whatever ends it is part of its report, so that it doesn't end the other jobs of a sweep."""
+    try:
+        return run(settings, session)
+    except Exception as error:
+        return Report(failures=(failure("", error),))
 
 
 def check(settings: Settings, session: Session) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -55,7 +55,7 @@ def setting(
 
 def as_text(value: Any) -> Any:
     # A revision or a folder may look like a number.
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return str(value) if isinstance(value, int | float | Path) and not isinstance(value, bool) else value
 
 
 def _as_folder(value: Any) -> Any:
@@ -123,6 +123,15 @@ def record(settings: Any) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True, config=SETTINGS)
+class Recorded:
+    """Settings that records keep."""
+
+    def as_config(self) -> dict[str, Any]:
+        """As plain JSON values under the names that users type."""
+        return record(self)
+
+
 def _made(kind: type[S], values: Mapping[str, Any], prefix: str) -> S:
     given = {}
     for typed, name, info in _fields(kind):
@@ -180,8 +189,8 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         first = schema["anyOf"][0]
         return _allowed(first) + {"integer": ", or null", "boolean": ", null"}.get(first.get("type"), " or null")
-    if "enum" in schema:
-        return ", ".join(schema["enum"])
+    if "enum" in schema or "const" in schema:
+        return ", ".join(schema.get("enum") or [schema["const"]])
     if schema.get("type") == "integer":
         least, most = schema["minimum"], schema.get("maximum")
         return f"a whole number from {least} " + ("up" if most is None else f"to {most}")

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.measure_settings import MeasureSettings, parse_measure
-from chai_eval.schema import SETTINGS, Count, Flag, Folder, Group, Text, Whole, as_text, group, read, record, setting
+from chai_eval.schema import SETTINGS, Count, Flag, Folder, Group, Recorded, Text, Whole, as_text, group, read, setting
 from chai_eval.task_settings import AS_TASKS_SAY, NONE_OWN, IncludedTasks, PromptSettings
 
 # What NumPy, which lm-eval seeds too, takes.
@@ -21,7 +21,7 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True, config=SETTINGS)
-class ModelSettings:
+class ModelSettings(Recorded):
     """Which model, and how it is loaded. `name` is what it is called in results."""
 
     name: Annotated[
@@ -64,10 +64,6 @@ class ModelSettings:
         """The architecture with the changes to it: what a model is built from where no config lies at `path`."""
         return {**self.architecture, **self.config}
 
-    def as_config(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return record(self)
-
 
 @dataclass(frozen=True, config=SETTINGS)
 class MethodSettings:
@@ -92,7 +88,7 @@ def _task_choice(given: Any) -> Any:
 
 
 @dataclass(frozen=True, config=SETTINGS)
-class TaskSettings:
+class TaskSettings(Recorded):
     """Which tasks, where their documents come from, and how many of them (None: all)."""
 
     choice: Annotated[str | tuple[str, ...], BeforeValidator(_task_choice)] = setting(
@@ -118,18 +114,9 @@ class TaskSettings:
         composed="${model.default_limit}",
     )
 
-    def as_config(self) -> dict[str, Any]:
-        """As records keep it."""
-        return record(self)
-
 
 def parse_model(values: Mapping[str, Any]) -> ModelSettings:
-    """Make the settings of a model from one file of `conf/model`, with the user's changes.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Make the settings of a model from one file of `conf/model`, with the user's changes; raises SettingError."""
     return read(ModelSettings, values, "model.")
 
 
@@ -139,7 +126,7 @@ def _method(values: Mapping[str, Any]) -> MethodSettings:
 
 
 @dataclass(frozen=True, config=SETTINGS)
-class Settings:
+class Settings(Recorded):
     """Everything that a run is told."""
 
     model: Annotated[ModelSettings, group(parse_model)]
@@ -170,15 +157,4 @@ class Settings:
 
     def as_config(self) -> dict[str, Any]:
         """The resolved configuration as plain JSON values, as records keep it."""
-        return {name: value for name, value in record(self).items() if name != "debug"}
-
-
-def parse_settings(config: Mapping[str, Any]) -> Settings:
-    """Make settings from the composed configuration as plain containers.
-
-    Raises
-    ------
-    SettingError
-        For the first setting that is unknown, missing or has a wrong value.
-    """
-    return read(Settings, config)
+        return {name: value for name, value in super().as_config().items() if name != "debug"}

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.errors import wrong
-from chai_eval.schema import SETTINGS, Flag, Text, Whole, record, setting
+from chai_eval.schema import SETTINGS, Flag, Recorded, Text, Whole, setting
 
 MULTITURN = "null, false, or true with apply_chat_template=true"
 
@@ -51,7 +51,7 @@ class IncludedTasks:
 
 
 @dataclass(frozen=True, config=SETTINGS)
-class PromptSettings:
+class PromptSettings(Recorded):
     """How lm-eval builds a task's prompts. A task that sets `num_fewshot: 0` itself keeps it."""
 
     num_fewshot: Whole | None = setting(
@@ -79,10 +79,6 @@ class PromptSettings:
     def multiturn(self) -> bool:
         """`fewshot_as_multiturn` with lm-eval's default filled in."""
         return bool(self.apply_chat_template) if self.fewshot_as_multiturn is None else self.fewshot_as_multiturn
-
-    def as_config(self) -> dict[str, Any]:
-        """As records keep it."""
-        return record(self)
 
 
 NONE_OWN = IncludedTasks()

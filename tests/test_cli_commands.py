@@ -9,8 +9,9 @@ import pytest
 
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.cli import main
-from chai_eval.cli.commands import COMMANDS, Request
+from chai_eval.cli.commands import COMMANDS
 from chai_eval.cli.overrides import composed
+from chai_eval.cli.request import Request
 from chai_eval.measure_settings import MeasureSettings
 from chai_eval.schema import defaults
 from chai_eval.scoring.ranks import Ranks

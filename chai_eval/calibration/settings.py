@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.errors import SettingError
-from chai_eval.schema import SETTINGS, Count, Flag, Folder, Text, Whole, group, read, record, setting
+from chai_eval.schema import SETTINGS, Count, Flag, Folder, Text, Whole, group, record, setting
 from chai_eval.settings import ModelSettings, parse_model
 
 if TYPE_CHECKING:
@@ -121,22 +120,6 @@ class AnalysisSettings(OfflineSettings):
         None, "draw figures as well as writing the data: true, false; null where matplotlib is installed"
     )
     out: Folder | None = setting(None, "folder to write to; null for results/analysis/<model>")
-
-
-def parse_calibration(config: Mapping[str, Any]) -> CalibrationSettings:
-    """Make settings from the composed configuration as plain containers.
-
-    Raises
-    ------
-    SettingError
-        For the first setting that is unknown, missing or has a wrong value.
-    """
-    return read(CalibrationSettings, config)
-
-
-def parse_analysis(config: Mapping[str, Any]) -> AnalysisSettings:
-    """Make settings from the composed configuration; raises as `parse_calibration` does."""
-    return read(AnalysisSettings, config)
 
 
 def check_tokens(tokens: int, model: PreTrainedModel) -> None:

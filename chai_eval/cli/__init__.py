@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chai_eval import __version__
-from chai_eval.cli.commands import COMMANDS, Command, Request
+from chai_eval.cli.commands import COMMANDS, Command
 from chai_eval.cli.console import quiet_libraries
+from chai_eval.cli.request import Request
 from chai_eval.errors import RunError, SettingError, failure_line
 from chai_eval.scoring.ranks import ranks_of
 

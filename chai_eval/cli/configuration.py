@@ -69,12 +69,7 @@ def launchers() -> list[str]:
 
 
 def plain_values(overrides: Sequence[str], config: str) -> dict[str, Any]:
-    """Compose a configuration file with overrides, within `configuration()`, as plain containers.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Compose a configuration file with overrides, within `configuration()`, as plain containers."""
     grouped = groups()
     for override in overrides:
         key, value = override.lstrip("+").split("=", 1)

@@ -13,9 +13,7 @@ from typing import Any
 
 import yaml
 
-from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.cli.configuration import SHORT, choices, launchers
-from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.measure_settings import MeasureSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import entries
@@ -115,22 +113,8 @@ def measure_help() -> str:
     return "\n".join([MEASURE, "\n".join(["Settings", *kind, *_measure(2), *several]) + "\n", MEASURE_MORE])
 
 
-def calibrate_help() -> str:
-    """What `calibrate --help` says."""
-    return _offline(CALIBRATE, CalibrationSettings)
-
-
-def analyse_help() -> str:
-    """What `analyse --help` says."""
-    return _offline(ANALYSE, AnalysisSettings)
-
-
-def frontier_help() -> str:
-    """What `frontier --help` says."""
-    return _offline(FRONTIER, FrontierSettings)
-
-
-def _offline(usage: str, kind: type[Any]) -> str:
+def offline_help(usage: str, kind: type[Any]) -> str:
+    """What `--help` of `calibrate`, `analyse` and `frontier` says."""
     models = _entry("model=…", f"one of {', '.join(choices('model'))}")
     return usage + "\n" + "\n".join(["Settings", *models, *_settings(kind, indent=2)]) + "\n"
 
@@ -159,7 +143,5 @@ def _commented(path: Path, prefix: str) -> Iterator[str]:
 
 def _entry(name: str, text: str, indent: int = 2) -> list[str]:
     head = " " * indent + name
-    lines = textwrap.wrap(text, WIDTH - COLUMN) or [""]
-    if len(head) > COLUMN - 2:
-        return [head, *(" " * COLUMN + line for line in lines)]
-    return [head.ljust(COLUMN) + lines[0], *(" " * COLUMN + line for line in lines[1:])]
+    first, *others = [" " * COLUMN + line for line in textwrap.wrap(text, WIDTH - COLUMN) or [""]]
+    return [head, first, *others] if len(head) > COLUMN - 2 else [head.ljust(COLUMN) + first[COLUMN:], *others]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 
 from hydra._internal.callbacks import Callbacks
@@ -17,15 +16,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from chai_eval.cli.configuration import configuration
 from chai_eval.cli.console import quiet_libraries
-from chai_eval.cli.outcome import Outcome, attempt
 from chai_eval.cli.overrides import Job
 from chai_eval.errors import RunError, SettingError, failure_line
-from chai_eval.run import failure
+from chai_eval.run import Report, attempt, failure
+from chai_eval.schema import read
 from chai_eval.session import Session
-from chai_eval.settings import parse_settings
+from chai_eval.settings import Settings
 
 
-def launch(jobs: Sequence[Job]) -> list[Outcome]:
+def launch(jobs: Sequence[Job]) -> list[Report]:
     """Run each job in a process of its own and wait for all of them.
 
     Raises
@@ -59,21 +58,19 @@ def launch(jobs: Sequence[Job]) -> list[Outcome]:
             returned = launcher.launch(overrides, initial_job_idx=0)
         except Exception as error:
             raise RunError(f"launcher={name}: {failure_line(error)}") from error
-    return [_outcome(job, each) for job, each in zip(jobs, returned, strict=True)]
+    return [_report(each) for each in returned]
 
 
-def launched_job(config: DictConfig) -> Outcome:
+def launched_job(config: DictConfig) -> Report:
     """What a launcher runs in its process."""
     quiet_libraries()
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
-    settings = parse_settings({str(key): value for key, value in plain.items()})
-    return attempt(settings, Session(), "")
+    return attempt(read(Settings, {str(key): value for key, value in plain.items()}), Session())
 
 
-def _outcome(job: Job, returned: JobReturn) -> Outcome:
+def _report(returned: JobReturn) -> Report:
     try:
-        outcome: Outcome = returned.return_value
+        return returned.return_value
     except Exception as error:
-        return Outcome(job.label, None, (failure("", error),))
-    return replace(outcome, label=job.label)
+        return Report(failures=(failure("", error),))

@@ -6,18 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from chai_eval.cli.overrides import Job, jobs_of
+from chai_eval.cli.request import Request
 from chai_eval.errors import SettingError
 from chai_eval.hub import check_hub
 
-if TYPE_CHECKING:
-    from chai_eval.session import Session
 
-
-def run_measurements(arguments: Sequence[str], session: Session | None = None) -> int:
-    """Measure what the arguments ask for, print its tables and return 0; several values of a setting need no `-m`.
+def run_measurements(request: Request) -> int:
+    """Measure what is asked for, print its tables and return 0; several values of a setting need no `-m`.
 
     Raises
     ------
@@ -25,12 +22,12 @@ def run_measurements(arguments: Sequence[str], session: Session | None = None) -
         For a wrong setting, before anything is measured.
     RunError
     """
-    chosen = any(each.split("=", 1)[0] == "measure" for each in arguments)
-    jobs = jobs_of(arguments if chosen else ["measure=full", *arguments], multirun=True)
+    chosen = any(each.split("=", 1)[0] == "measure" for each in request.arguments)
+    jobs = jobs_of([*([] if chosen else ["measure=full"]), *request.arguments], multirun=True)
     for job in jobs:
         if job.settings.measure is None:
             raise SettingError("measure: 'off' given; allowed: latency, memory, full")
-        if session is None:
+        if request.session is None:
             check_hub(job.settings.model)
 
     # These need torch, which takes seconds to import; a mistyped setting is told before.
@@ -40,7 +37,7 @@ def run_measurements(arguments: Sequence[str], session: Session | None = None) -
     from chai_eval.session import Session
     from chai_eval.store.folder import check_writable
 
-    session = session or Session()
+    session = request.session or Session()
     for job in jobs:
         check_writable(job.settings.results_dir)
         build_method(job.settings.method.name, **job.settings.method.options)

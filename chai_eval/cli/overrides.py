@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
@@ -27,7 +26,8 @@ from chai_eval.cli.configuration import (
 )
 from chai_eval.cli.verbatim import as_typed, several, verbatim
 from chai_eval.errors import SettingError, unknown
-from chai_eval.settings import Settings, parse_settings
+from chai_eval.schema import read
+from chai_eval.settings import Settings
 
 # The model that stands for a path of the user's.
 LOCAL = "local"
@@ -66,9 +66,8 @@ def jobs_of(arguments: Sequence[str], *, multirun: bool) -> list[Job]:
         For the first mistake in any of them.
     """
     with configuration():
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         allowed = None if multirun else "one value, or -m to run each of them"
-        swept = [_values(_rewrite(argument, multirun), parser, allowed) for argument in _completed(arguments)]
+        swept = [_values(_rewrite(argument, multirun), allowed) for argument in _completed(arguments)]
         return [_job(list(one), swept) for one in itertools.product(*swept)]
 
 
@@ -81,24 +80,18 @@ def composed(config: str, arguments: Sequence[str]) -> dict[str, Any]:
         For an argument that can't be read, or a setting there is not.
     """
     with configuration():
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
         overrides = []
         for argument in _completed(arguments):
             override = _rewrite(argument, multirun=False)
             if override.startswith(f"{LAUNCHER}="):
                 raise SettingError(f"{argument}: there is nothing to launch here; allowed: setting=value (see --help)")
-            overrides += _values(override, parser, "one value")
+            overrides += _values(override, "one value")
         return plain_values(overrides, config)
 
 
 def settings_of(overrides: Sequence[str]) -> Settings:
-    """Compose the settings of one run, within `configuration()`.
-
-    Raises
-    ------
-    SettingError
-    """
-    return parse_settings(plain_values(overrides, "config"))
+    """Compose the settings of one run, within `configuration()`; raises SettingError."""
+    return read(Settings, plain_values(overrides, "config"))
 
 
 def _completed(arguments: Sequence[str]) -> list[str]:
@@ -139,11 +132,11 @@ def added(key: str) -> str:
     return "++" if key in ("model.config", "method.with") or key.startswith("model.config.") else ""
 
 
-def _values(argument: str, parser: OverridesParser, alone: str | None) -> list[str]:
+def _values(argument: str, alone: str | None) -> list[str]:
     """The overrides that one argument stands for: one per value of a sweep; `alone` says what is allowed in none."""
     key, value = argument.split("=", 1)
     try:
-        override: Override = parser.parse_override(argument)
+        override: Override = OverridesParser.create().parse_override(argument)
     except HydraException as error:
         raise SettingError(
             f"{key.lstrip('+')}: {value!r} given, which can't be read ({first_line(error)}); "
@@ -155,18 +148,13 @@ def _values(argument: str, parser: OverridesParser, alone: str | None) -> list[s
         raise SettingError(f"{key}: {value!r} given, several values; allowed: {alone}")
     pattern: Any = override.value()
     if isinstance(pattern, Glob) and key in groups():
-        return [f"{key}={each}" for each in _matching(key, value, pattern)]
+        if not (found := pattern.filter(choices(key))):
+            raise SettingError(f"{key}: {value!r} given, which matches nothing; allowed: {', '.join(choices(key))}")
+        return [f"{key}={each}" for each in found]
     if isinstance(pattern, Glob) or not override.is_discrete_sweep():
         names = ", glob(…)" if key in groups() else ""
         raise SettingError(f"{key}: {value!r} given; allowed: a list of values, range(…), choice(…){names}")
     return [f"{key}={each}" for each in override.sweep_string_iterator()]
-
-
-def _matching(group: str, given: str, pattern: Glob) -> list[str]:
-    names = pattern.filter(choices(group))
-    if not names:
-        raise SettingError(f"{group}: {given!r} given, which matches nothing; allowed: {', '.join(choices(group))}")
-    return names
 
 
 def _job(overrides: list[str], swept: Sequence[Sequence[str]]) -> Job:

@@ -6,50 +6,38 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from chai_eval.cli.outcome import Outcome, attempt
 from chai_eval.cli.overrides import Job, jobs_of
+from chai_eval.cli.request import Request
 from chai_eval.errors import RunError, SettingError
 from chai_eval.hub import check_hub
 from chai_eval.scoring.ranks import Ranks
 
 if TYPE_CHECKING:
-    from chai_eval.session import Session
+    from chai_eval.run import Report
 
 
-def run_jobs(
-    arguments: Sequence[str],
-    *,
-    multirun: bool,
-    debug: bool,
-    session: Session | None = None,
-    ranks: Ranks | None = None,
-) -> int:
-    """Run what the arguments ask for and print its tables; return the exit status.
-
-    Parameters
-    ----------
-    ranks
-        Processes that do this together; only the first prints.
+def run_jobs(request: Request) -> int:
+    """Run what is asked for and print its tables, in the first of several processes; return the exit status.
 
     Raises
     ------
     SettingError
         For a wrong setting of any job; none has been started then.
     """
-    ranks = ranks or Ranks()
-    jobs = jobs_of(arguments, multirun=multirun)
+    ranks, multirun = request.ranks, request.multirun
+    jobs = jobs_of(request.arguments, multirun=multirun)
     if ranks.size > 1:
         for job in jobs:
             _check_together(job, ranks)
-    if session is None and not multirun:
+    if request.session is None and not multirun:
         check_hub(jobs[0].settings.model)
 
     # From here on torch and lm-eval are needed, which take seconds to import; a mistyped setting is told before.
     from chai_eval.cli.launch import launch
-    from chai_eval.run import check
+    from chai_eval.run import attempt, check
     from chai_eval.session import Session
 
-    session = session or Session(ranks=ranks)
+    session = request.session or Session(ranks=ranks)
     for job in jobs:
         try:
             check(job.settings, session)
@@ -57,19 +45,15 @@ def run_jobs(
             # Documents that can't be had fail their own job, when its turn comes.
             if not multirun:
                 raise
-    if jobs[0].launcher != "basic":
-        outcomes = launch(jobs)
-        for outcome in outcomes:
-            _print(outcome, debug)
-    else:
-        outcomes = []
-        for number, job in enumerate(jobs, start=1):
+    reports = launch(jobs) if jobs[0].launcher != "basic" else []
+    for number, job in enumerate(jobs):
+        if number == len(reports):
             if multirun:
-                sys.stderr.write(f"[{number}/{len(jobs)}] {job.label}\n")
-            outcomes.append(attempt(job.settings, session, job.label))
-            _print(outcomes[-1], debug)
-    _print_together(outcomes)
-    return _conclude(outcomes, multirun)
+                sys.stderr.write(f"[{number + 1}/{len(jobs)}] {job.label}\n")
+            reports.append(attempt(job.settings, session))
+        _print(reports[number], request.debug)
+    _print_together(jobs, reports)
+    return _conclude(jobs, reports, multirun)
 
 
 def _check_together(job: Job, ranks: Ranks) -> None:
@@ -91,40 +75,44 @@ def _check_together(job: Job, ranks: Ranks) -> None:
         )
 
 
-def _print(outcome: Outcome, debug: bool) -> None:
+def _print(report: Report, debug: bool) -> None:
     from chai_eval.report import render
 
-    if outcome.report is not None and outcome.report.rows:
-        render(outcome.report.header, outcome.report.rows, sys.stdout)
-    if outcome.report is not None and outcome.report.measurement is not None:
+    if report.header is not None and report.rows:
+        render(report.header, report.rows, sys.stdout)
+    if report.measurement is not None:
         from chai_eval.measure.table import tables
 
-        sys.stdout.write("\n" + tables(outcome.report.measurement.record))
-    for each in outcome.failures:
-        if debug and each.trace:
-            sys.stderr.write(each.trace)
+        sys.stdout.write("\n" + tables(report.measurement.record))
+    if debug:
+        sys.stderr.write("".join(each.trace or "" for each in report.failures))
 
 
-def _print_together(outcomes: Sequence[Outcome]) -> None:
+def _print_together(jobs: Sequence[Job], reports: Sequence[Report]) -> None:
     """Print the scores of a sweep once more, in one table."""
     from chai_eval.report import render_sweep
 
-    runs = [(each.label, each.report.header, each.report.rows) for each in outcomes if each.report and each.report.rows]
+    runs = [
+        (job.label, each.header, each.rows)
+        for job, each in zip(jobs, reports, strict=True)
+        if each.header is not None and each.rows
+    ]
     if len(runs) > 1:
         sys.stdout.write("\n")
         render_sweep(runs, sys.stdout)
 
 
-def _conclude(outcomes: Sequence[Outcome], multirun: bool) -> int:
+def _conclude(jobs: Sequence[Job], reports: Sequence[Report], multirun: bool) -> int:
     """Say on one last line what failed; 2 where only wrong settings did."""
-    failed = [outcome for outcome in outcomes if outcome.failures]
+    failed = [(job.label, each.failures) for job, each in zip(jobs, reports, strict=True) if each.failures]
     if not failed:
         return 0
     said = []
-    for outcome in failed:
-        lines = [f"{each.what}: {each.why}" if each.what else each.why for each in outcome.failures]
-        said.append(f"{outcome.label} ({'; '.join(lines)})" if multirun else "; ".join(lines))
-    prefix = f"{len(failed)} of {len(outcomes)} jobs failed: " if multirun else ""
-    hint = " (unexpected; debug=true shows where)" if any(e.trace for o in failed for e in o.failures) else ""
+    for label, failures in failed:
+        lines = "; ".join(f"{each.what}: {each.why}" if each.what else each.why for each in failures)
+        said.append(f"{label} ({lines})" if multirun else lines)
+    every = [each for _, failures in failed for each in failures]
+    prefix = f"{len(failed)} of {len(jobs)} jobs failed: " if multirun else ""
+    hint = " (unexpected; debug=true shows where)" if any(each.trace for each in every) else ""
     sys.stderr.write(prefix + "; ".join(said) + hint + "\n")
-    return 2 if all(each.setting for outcome in failed for each in outcome.failures) else 1
+    return 2 if all(each.setting for each in every) else 1

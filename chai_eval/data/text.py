@@ -184,10 +184,9 @@ def _passages(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _ordered(documents: Iterator[str], seed: int | None) -> Iterator[str]:
-    return documents if seed is None else _shuffled(documents, seed)
-
-
-def _shuffled(documents: Iterator[str], seed: int) -> Iterator[str]:
+    if seed is None:
+        yield from documents
+        return
     drawn = random.Random(seed)
     waiting = list(itertools.islice(documents, SHUFFLE_BUFFER))
     for document in documents:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from chai_eval.schema import SETTINGS, Count, Flag, Folder, Text, Whole, group, read, record, setting
+from chai_eval.schema import SETTINGS, Count, Flag, Folder, Text, Whole, group, record, setting
 from chai_eval.settings import ModelSettings, parse_model
 
 Share = Annotated[float, Field(strict=True, gt=0, lt=1)]
@@ -43,14 +42,3 @@ class FrontierSettings:
     def as_config(self) -> dict[str, Any]:
         """All settings that can change a figure, but the model's, as plain JSON values."""
         return {name: value for name, value in record(self).items() if name not in ("model", "debug", "out", "figures")}
-
-
-def parse_frontier(config: Mapping[str, Any]) -> FrontierSettings:
-    """Make settings from the composed configuration as plain containers.
-
-    Raises
-    ------
-    SettingError
-        For the first setting that is unknown, missing or has a wrong value.
-    """
-    return read(FrontierSettings, config)

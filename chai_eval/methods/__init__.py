@@ -11,6 +11,7 @@ from typing import Any
 from chai_eval.errors import SettingError, closest
 from chai_eval.methods.base import Method
 from chai_eval.methods.composed import ComposedMethod
+from chai_eval.schema import read
 
 __all__ = ["METHODS", "Method", "build_method"]
 
@@ -63,7 +64,7 @@ def build_method(name: str, **settings: Any) -> Method:
             raise SettingError(
                 f"method.{setting}: no such setting of {name}{hint}; allowed: {', '.join(allowed) or 'none'}"
             )
-    return kind(**settings)
+    return read(kind, settings, "method.")
 
 
 def _listed(beside: Any) -> list[Any]:

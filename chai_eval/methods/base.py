@@ -7,14 +7,19 @@ from abc import ABC
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attention_layers
 from chai_eval.attention.agreement import check_agreement
 from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.errors import SettingError
+
+Positive = Annotated[int, Field(strict=True, ge=1, json_schema_extra={"allowed": "whole numbers from 1"})]
+FromZero = Annotated[int, Field(strict=True, ge=0, json_schema_extra={"allowed": "whole numbers from 0"})]
+Fraction = Annotated[float, Field(strict=True, ge=0, lt=1, json_schema_extra={"allowed": "numbers from 0 to below 1"})]
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class LayerFootprint:
 
 
 class Method(ABC):
-    """A method: subclasses are frozen dataclasses whose fields are the settings.
+    """A method: subclasses are frozen pydantic dataclasses whose fields are the settings.
 
     A subclass says what it changes (`hooks`) and, where it really computes or caches less, what (`footprint`).
     """
@@ -95,8 +100,7 @@ class Method(ABC):
 
     def settings(self) -> dict[str, Any]:
         """All settings that can change a number, as plain JSON types."""
-        given = {field.name: (getattr(self, field.name), field.type) for field in fields(self)}  # type: ignore[arg-type]
-        return {name: float(value) if kind == "float" else value for name, (value, kind) in given.items()}
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def hooks(self, model: PreTrainedModel) -> Hooks:
         """What the method changes in the attention of a model.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from pydantic import SkipValidation
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -14,15 +15,15 @@ from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import calibration, runs
-from chai_eval.methods.base import Method
-from chai_eval.methods.checks import one_of, positive
+from chai_eval.methods.base import Method, Positive
 from chai_eval.methods.clustering import Clustering
 from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, counts_within, resolved
+from chai_eval.schema import SETTINGS
 
 SETTING = "method.clusters"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class CHAI(Clustering):
     """Heads that attend alike over a request's first tokens share one representative's attention probabilities.
 
@@ -44,21 +45,16 @@ class CHAI(Clustering):
         Whether the tokens after the probe are projected for representatives only. Scores are the same up to rounding.
     """
 
-    clusters: ClusterSpec | None = None
-    probe_tokens: int = 5
+    clusters: SkipValidation[ClusterSpec | None] = None
+    probe_tokens: Positive = 5
     features: Features = "triangle"
-    linkage: str = "average"
+    linkage: Literal["average"] = "average"
     representative: Representative = "first"
 
     name: ClassVar[str] = "chai"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_clusters(self.clusters)
-        positive("method.probe_tokens", self.probe_tokens)
-        one_of("method.features", self.features, ("triangle", "full"))
-        one_of("method.linkage", self.linkage, ("average",))
-        one_of("method.representative", self.representative, ("first", "medoid"))
 
     @property
     def shared_context(self) -> int:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from pydantic.dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from chai_eval.attention.membership import partitions
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import calibration
 from chai_eval.methods.base import Method
-from chai_eval.methods.checks import one_of
 from chai_eval.methods.clusters import counts_within
 from chai_eval.methods.fixed import SETTING, FixedMembership
+from chai_eval.schema import SETTINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class CHAIStatic(FixedMembership):
     """Heads that attended alike over calibration text share one representative's probabilities, in every request.
 
@@ -34,15 +34,11 @@ class CHAIStatic(FixedMembership):
         The lowest head of the cluster.
     """
 
-    representative: str = "first"
+    representative: Literal["first"] = "first"
 
     name: ClassVar[str] = "chai_static"
     tensor: ClassVar[str] = "static_membership"
     entries: ClassVar[str] = "cluster labels"
-
-    def __post_init__(self) -> None:
-        one_of("method.representative", self.representative, ("first",))
-        super().__post_init__()
 
     @classmethod
     def at_savings(

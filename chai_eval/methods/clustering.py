@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic.dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Hooks, Plan, Prefill
 from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.methods.base import LayerFootprint, Method
-from chai_eval.methods.checks import one_of
+from chai_eval.schema import SETTINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class Clustering(Method):
     """A method in which representatives stand in for their clusters.
 
@@ -27,9 +27,6 @@ class Clustering(Method):
     prefill: Prefill = "auto"
 
     share_value: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        one_of("method.prefill", self.prefill, ("auto", "two_step", "one_pass"))
 
     @abstractmethod
     def plans(self, model: PreTrainedModel) -> dict[int, Plan]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import SkipValidation
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,16 +18,16 @@ from chai_eval.attention.inputs import attention_inputs
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import COMMAND, Calibration, calibration
 from chai_eval.errors import SettingError
-from chai_eval.methods.base import Method
-from chai_eval.methods.checks import fraction, one_of
+from chai_eval.methods.base import Fraction, Method
 from chai_eval.methods.keep import highest, kept_count
 from chai_eval.methods.neurons import top_neurons
+from chai_eval.schema import SETTINGS
 
 # The two matrices of a layer's predictor: [hidden, d] and [heads, hidden].
 Predictor = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class DejaVu(Method):
     """Every token keeps the heads, and if asked for the MLP's neurons, that put out most; the others are zero.
 
@@ -51,17 +52,14 @@ class DejaVu(Method):
         Fraction of the MLP's neurons that a token drops, by the true values.
     """
 
-    sparsity: float = 0.5
+    sparsity: Fraction = 0.5
     selector: Literal["oracle", "predictor"] = "oracle"
-    predictor: str | None = None
-    mlp_sparsity: float = 0.0
+    predictor: SkipValidation[str | None] = None
+    mlp_sparsity: Fraction = 0.0
 
     name: ClassVar[str] = "dejavu"
 
     def __post_init__(self) -> None:
-        fraction("method.sparsity", self.sparsity)
-        one_of("method.selector", self.selector, ("oracle", "predictor"))
-        fraction("method.mlp_sparsity", self.mlp_sparsity)
         if self.selector == "predictor":
             assert self._calibration is not None
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from pydantic import SkipValidation
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import FixedPlan, Membership, Plan
 from chai_eval.attention.membership import membership_from_labels
 from chai_eval.attention.shape import attention_shape
-from chai_eval.calibration_file import PRESETS, Calibration, calibration
-from chai_eval.errors import SettingError
-from chai_eval.methods.checks import one_of
+from chai_eval.calibration_file import Calibration, Preset, calibration
+from chai_eval.errors import SettingError, shown
 from chai_eval.methods.clustering import Clustering
+from chai_eval.schema import SETTINGS
 
 SETTING = "method.membership"
 
@@ -41,7 +42,7 @@ def membership_by_representative(representative: Tensor) -> Membership:
     return Membership(found.cluster, representative.gather(1, found.representative))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class FixedMembership(Clustering):
     """A method whose memberships come from calibration or from the user.
 
@@ -53,15 +54,13 @@ class FixedMembership(Clustering):
         Which of the calibration's memberships.
     """
 
-    membership: str | PerHead | None = None
-    preset: str = "balanced"
+    membership: SkipValidation[str | PerHead | None] = None
+    preset: Preset = "balanced"
 
     tensor: ClassVar[str]  # of the calibration, before the preset's name
     entries: ClassVar[str]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("method.preset", self.preset, PRESETS)
         if self._calibration is None:
             check_per_head(SETTING, self.membership, self.entries)
             self._representatives()
@@ -122,7 +121,7 @@ def check_per_head(setting: str, spec: object, what: str) -> None:
     """
     if isinstance(spec, Sequence) and not isinstance(spec, str) and spec and all(map(_whole_numbers, spec)):
         return
-    raise SettingError(f"{setting}: {_shown(spec)} given; allowed: a calibration, or per layer a list of {what}")
+    raise SettingError(f"{setting}: {shown(spec, 80)} given; allowed: a calibration, or per layer a list of {what}")
 
 
 def check_fits(setting: str, spec: PerHead, model: PreTrainedModel) -> None:
@@ -150,8 +149,3 @@ def _whole_numbers(entries: object) -> bool:
         and not isinstance(entries, str)
         and all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in entries)
     )
-
-
-def _shown(spec: object) -> str:
-    text = repr(spec)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from pydantic import SkipValidation
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -15,13 +16,13 @@ from chai_eval.attention.probe import repeat_heads
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import Calibration, calibration
 from chai_eval.errors import SettingError
-from chai_eval.methods.base import Method
-from chai_eval.methods.checks import fraction
+from chai_eval.methods.base import Fraction, Method
 from chai_eval.methods.fixed import check_per_head
 from chai_eval.methods.keep import highest, kept_count
+from chai_eval.schema import SETTINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class HeadPrune(Method):
     """The heads that mattered least over calibration text are removed from the whole model, for every token.
 
@@ -39,14 +40,13 @@ class HeadPrune(Method):
         Heads to remove, in place of `sparsity` and `importance`.
     """
 
-    sparsity: float = 0.25
-    importance: str | None = None
-    pruned: Sequence[Sequence[int]] | None = None
+    sparsity: Fraction = 0.25
+    importance: SkipValidation[str | None] = None
+    pruned: SkipValidation[Sequence[Sequence[int]] | None] = None
 
     name: ClassVar[str] = "head_prune"
 
     def __post_init__(self) -> None:
-        fraction("method.sparsity", self.sparsity)
         if self.pruned is not None:
             check_per_head("method.pruned", self.pruned, "heads to remove")
         elif not isinstance(self.importance, str):
@@ -65,7 +65,7 @@ class HeadPrune(Method):
 
     def settings(self) -> dict[str, Any]:
         if self._calibration is not None:
-            return {"sparsity": float(self.sparsity), "importance": {"sha256": self._calibration.sha256}}
+            return {"sparsity": self.sparsity, "importance": {"sha256": self._calibration.sha256}}
         return {"pruned": [sorted({*heads}) for heads in self.pruned or ()]}
 
     def hooks(self, model: PreTrainedModel) -> Hooks:

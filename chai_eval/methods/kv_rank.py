@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from pydantic import SkipValidation
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -23,9 +24,9 @@ from chai_eval.attention.rope import rotations
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import MOMENTS, Calibration, calibration
 from chai_eval.errors import SettingError
-from chai_eval.methods.base import LayerFootprint, Method
-from chai_eval.methods.checks import fraction, one_of, positive
+from chai_eval.methods.base import Fraction, LayerFootprint, Method, Positive
 from chai_eval.methods.moments import GRADIENT, KINDS, OUTPUT, PULL, QUERY, RIDGE, unpack
+from chai_eval.schema import SETTINGS
 
 # Ranks are multiples of this: heads of equal rank are multiplied at once.
 RANK_STEP = 4
@@ -33,7 +34,7 @@ RANK_STEP = 4
 log = logging.getLogger("chai_eval")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class KVRank(Method):
     """Keys and values of every head in fewer dimensions, chosen so that predictions change least.
 
@@ -59,18 +60,14 @@ class KVRank(Method):
         What is cached in fewer dimensions.
     """
 
-    saving: float = 0.14
-    moments: str | None = None
-    context: int | None = None
+    saving: Fraction = 0.14
+    moments: SkipValidation[str | None] = None
+    context: Positive | None = None
     reduce: Literal["both", "keys", "values"] = "both"
 
     name: ClassVar[str] = "kv_rank"
 
     def __post_init__(self) -> None:
-        fraction("method.saving", self.saving)
-        one_of("method.reduce", self.reduce, ("both", "keys", "values"))
-        if self.context is not None:
-            positive("method.context", self.context)
         if not isinstance(self.moments, str):
             raise SettingError(f"method.moments: {self.moments!r} given; allowed: a calibration")
         if self.reduce != "both" and self.saving >= 0.5:

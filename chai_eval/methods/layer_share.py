@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from pydantic import SkipValidation
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,14 +18,14 @@ from chai_eval.attention.probe import repeat_heads
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import MOMENTS, Calibration, calibration
 from chai_eval.errors import SettingError
-from chai_eval.methods.base import LayerFootprint, Method
-from chai_eval.methods.checks import from_zero
+from chai_eval.methods.base import FromZero, LayerFootprint, Method
 from chai_eval.methods.moments import LAYER_SHARE
+from chai_eval.schema import SETTINGS
 
 PROBABILITIES = "layer_share_probabilities"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class LayerShare(Method):
     """Some layers weigh their values by the probabilities of the layer before, head by head; untrained.
 
@@ -44,14 +45,13 @@ class LayerShare(Method):
         The layers that take, in place of `count` and `costs`; the first, 0, has none before it.
     """
 
-    count: int = 8
-    costs: str | None = None
-    layers: Sequence[int] | None = None
+    count: FromZero = 8
+    costs: SkipValidation[str | None] = None
+    layers: SkipValidation[Sequence[int] | None] = None
 
     name: ClassVar[str] = "layer_share"
 
     def __post_init__(self) -> None:
-        from_zero("method.count", self.count)
         if self.layers is not None:
             numbers = isinstance(self.layers, Sequence) and all(type(each) is int for each in self.layers)
             if not numbers or min(self.layers, default=1) < 1:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic.dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Takeover, take_over
 from chai_eval.attention.agreement import own_scores
 from chai_eval.methods.base import LayerFootprint, Method, plain_footprint
+from chai_eval.schema import SETTINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class MHA(Method):
     """Nothing is clustered. Approximates nothing: an ordinary forward pass is the stock model, to the bit.
 

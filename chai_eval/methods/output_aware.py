@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,13 +16,13 @@ from chai_eval.attention.membership import cosine_distance
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import calibration
 from chai_eval.errors import SettingError
-from chai_eval.methods.base import Method
-from chai_eval.methods.checks import flag, positive
+from chai_eval.methods.base import Method, Positive
 from chai_eval.methods.clusters import counts_within
 from chai_eval.methods.fixed import SETTING, FixedMembership, membership_by_representative
+from chai_eval.schema import SETTINGS, Flag
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class OutputAware(FixedMembership):
     """A head is served by the representative whose probabilities cost the layer's output least.
 
@@ -45,17 +45,12 @@ class OutputAware(FixedMembership):
         First tokens of a request, run as plain attention; with `adaptive`.
     """
 
-    adaptive: bool = False
-    probe_tokens: int = 5
+    adaptive: Flag = False
+    probe_tokens: Positive = 5
 
     name: ClassVar[str] = "output_aware"
     tensor: ClassVar[str] = "output_aware"
     entries: ClassVar[str] = "representative heads"
-
-    def __post_init__(self) -> None:
-        flag("method.adaptive", self.adaptive)
-        positive("method.probe_tokens", self.probe_tokens)
-        super().__post_init__()
 
     @property
     def shared_context(self) -> int:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import AttentionCall, Hooks, Source, attention_layers, full_attention, stored
 from chai_eval.attention.shape import attention_shape
 from chai_eval.errors import SettingError
-from chai_eval.methods.base import LayerFootprint, Method
-from chai_eval.methods.checks import one_of, positive
+from chai_eval.methods.base import LayerFootprint, Method, Positive
+from chai_eval.schema import SETTINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class PooledGQA(Method):
     """Queries of all heads of a group read one key head and one value head: the mean of the group's own.
 
@@ -35,14 +35,10 @@ class PooledGQA(Method):
         (`similar_first`).
     """
 
-    groups: int = 1
+    groups: Positive = 1
     by: Literal["neighbours", "similarity"] = "neighbours"
 
     name: ClassVar[str] = "pooled_gqa"
-
-    def __post_init__(self) -> None:
-        positive("method.groups", self.groups)
-        one_of("method.by", self.by, ("neighbours", "similarity"))
 
     @classmethod
     def at_savings(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 from chai_eval.attention import AttentionCall, Hooks, Rows, Source, View, stored
 from chai_eval.attention.kernels.prefill import query_blocks
 from chai_eval.attention.probe import repeat_heads
-from chai_eval.methods.base import Method
-from chai_eval.methods.checks import fraction, from_zero
+from chai_eval.methods.base import Fraction, FromZero, Method
 from chai_eval.methods.keep import highest, kept_count, kept_counts
+from chai_eval.schema import SETTINGS
 
 RECEIVED, MAGNITUDE = "spatten_received", "spatten_magnitude"
 KEYS, HEADS = "spatten_keys", "spatten_heads"
@@ -24,7 +24,7 @@ KEYS, HEADS = "spatten_keys", "spatten_heads"
 ALWAYS = 1e30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class SpAtten(Method):
     """Each query reads only the keys, and uses only the heads, that mattered most in the layers before.
 
@@ -49,16 +49,11 @@ class SpAtten(Method):
         First layers, which prune nothing. With 0 there is no importance yet: the first keys and heads stay.
     """
 
-    token_sparsity: float = 0.3
-    head_sparsity: float = 0.0
-    spare_layers: int = 2
+    token_sparsity: Fraction = 0.3
+    head_sparsity: Fraction = 0.0
+    spare_layers: FromZero = 2
 
     name: ClassVar[str] = "spatten"
-
-    def __post_init__(self) -> None:
-        fraction("method.token_sparsity", self.token_sparsity)
-        fraction("method.head_sparsity", self.head_sparsity)
-        from_zero("method.spare_layers", self.spare_layers)
 
     def hooks(self, model: PreTrainedModel) -> Hooks:
         return _Cascade(self)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic.dataclasses import dataclass
+
 from chai_eval.methods.chai import CHAI
+from chai_eval.schema import SETTINGS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class VReuse(CHAI):
     """As `chai`, but a member takes its representative's values too: its whole head output.
 

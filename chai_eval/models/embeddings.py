@@ -25,11 +25,8 @@ def all_embedded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def check_embedded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> None:
-    """Refuse the first token that the model has no embedding for; those that are never used may have none.
-
-    Raises
-    ------
-    SettingError
+    """Refuse the first token that the model has no embedding for; those that are never used may have none; raises
+    SettingError.
     """
     count = embedding_count(model)
     found = next((token for token in tokens if token >= count), None)

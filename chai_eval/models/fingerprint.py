@@ -63,7 +63,7 @@ def _checksums(name: str, parameter: nn.Parameter) -> list[int]:
 
 
 def _words(chunk: torch.Tensor) -> torch.Tensor:
-    # A fresh copy is aligned to 8 bytes, which a view into a file may not be.
+    # A copy is aligned to 8 bytes, which a view into a file may not be.
     raw = chunk.clone().view(torch.uint8)
     padding = -raw.numel() % 8
     return (nn.functional.pad(raw, (0, padding)) if padding else raw).view(torch.int64)

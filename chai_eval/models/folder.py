@@ -7,6 +7,13 @@ from pathlib import Path
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from chai_eval.errors import SettingError
+from chai_eval.hub import is_local
+
+
+def check_directory(setting: str, path: str, allowed: str) -> None:
+    """Refuse what is written as a directory, or is there, and is none; what the hub may have isn't looked up."""
+    if (is_local(path) or Path(path).exists()) and not Path(path).expanduser().is_dir():
+        raise SettingError(f"{setting}: {path} is not a directory; allowed: {allowed}")
 
 
 def check_adapter(source: str, revision: str | None = None) -> None:
@@ -14,10 +21,6 @@ def check_adapter(source: str, revision: str | None = None) -> None:
 
     Where PEFT is installed transformers would load it over whatever model it names; elsewhere it finds no weights, or
     leaves the adapter out without a word.
-
-    Raises
-    ------
-    SettingError
     """
     if find_adapter_config_file(source, revision=revision) is not None:
         raise SettingError(
@@ -27,12 +30,7 @@ def check_adapter(source: str, revision: str | None = None) -> None:
 
 
 def check_safetensors(folder: Path) -> None:
-    """Refuse a directory without safetensors.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Refuse a directory without safetensors."""
     if any(folder.glob("*.safetensors")):
         return
     pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in sorted(folder.glob(pattern))]

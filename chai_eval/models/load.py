@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from chai_eval.data.assets import fetch
 from chai_eval.errors import RunError, SettingError, unknown
 from chai_eval.hub import MODEL_WITHOUT, hub
 from chai_eval.models.architectures import config_from_mapping, random_model, reason, with_changes
 from chai_eval.models.device import resolve_device, resolve_dtype
-from chai_eval.models.embedded import EMBEDDED, embedded_path
-from chai_eval.models.folder import check_adapter, check_safetensors
-from chai_eval.models.tokenizer import check_tokenizer, load_tokenizer, tokenizer_of_random
+from chai_eval.models.embedded import EMBEDDED
+from chai_eval.models.folder import check_adapter, check_directory, check_safetensors
+from chai_eval.models.tokenizer import load_tokenizer, tokenizer_of_random
 from chai_eval.models.untie import untie
 from chai_eval.resources import conf_dir
 from chai_eval.settings import ModelSettings, parse_model
@@ -39,54 +39,23 @@ def model_names() -> list[str]:
 
 
 def model_settings(name: str, **changes: Any) -> ModelSettings:
-    """The settings of `conf/model/<name>.yaml` with `changes`.
-
-    Raises
-    ------
-    SettingError
-        There is no such choice, or a value isn't allowed.
-    """
-    folder, names = conf_dir() / "model", model_names()
-    if name not in names:
-        raise unknown("model", name, names)
-    values: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    """The settings of `conf/model/<name>.yaml` with `changes`; SettingError where either is wrong."""
+    if name not in model_names():
+        raise unknown("model", name, model_names())
+    values: dict[str, Any] = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
     return parse_model({**values, **changes})
 
 
-def load_model(
-    name: str,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    path: str | Path | None = None,
-    revision: str | None = None,
-    weights: str | None = None,
-    layers: int | None = None,
-    trust_remote_code: bool = False,
-    config: Mapping[str, Any] | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(name: str, **settings: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model of `conf/model/` and its tokenizer, ready to evaluate.
 
     Parameters
     ----------
     name
         A choice of `conf/model/`: `smollm2_mha`, `llama7b`, `tiny_llama_random` …
-    device
-        `cpu`, `cuda`, `cuda:1`, `mps`; `auto` takes the GPU where there is one.
-    dtype
-        `float32`, `float16`, `bfloat16`; `auto` is float32 on a CPU and bfloat16 elsewhere.
-    path
-        A local directory or a name on the hub in place of the model's own.
-    revision
-        Commit, tag or branch on the hub.
-    weights
-        `pretrained`, or `random` to build the model from its config; None is what the model's file says.
-    layers
-        Keep only the first so many layers.
-    trust_remote_code
-        Run model code that comes with the weights.
-    config
-        Changes to the model's config, such as `{"num_key_value_heads": 2}` for random weights.
+    **settings
+        Fields of `ModelSettings` in place of what the model's file says, such as `device="cuda:1"`,
+        `dtype="bfloat16"`, `path=…` or `config={"num_key_value_heads": 2}`; None leaves what it says.
 
     Raises
     ------
@@ -95,10 +64,7 @@ def load_model(
     RunError
         The hub can't be reached, or the weights can't be read.
     """
-    given = {"path": None if path is None else str(path), "revision": revision, "weights": weights, "config": config}
-    changes = {key: value for key, value in given.items() if value is not None}
-    settings = model_settings(name, device=device, dtype=dtype, layers=layers, **changes)
-    return load(replace(settings, trust_remote_code=settings.trust_remote_code or trust_remote_code))
+    return load(model_settings(name, **{key: value for key, value in settings.items() if value is not None}))
 
 
 def load(settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -106,7 +72,8 @@ def load(settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     folder = _local_folder(settings)
-    check_tokenizer(settings)
+    if settings.tokenizer is not None:
+        check_directory("model.tokenizer", settings.tokenizer, "a local directory, a name on the hub, builtin")
     if settings.weights == "random":
         model = _random(settings, folder, device, dtype)
         tokenizer = tokenizer_of_random(settings, _own_tokenizer(settings, folder), model)
@@ -119,25 +86,14 @@ def load(settings: ModelSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerB
 
 
 def check_path(path: str | None) -> None:
-    """Refuse a path that is no asset, no directory here, and no name on the hub either; the hub isn't asked.
-
-    Raises
-    ------
-    SettingError
-    """
-    if path is None:
-        return
-    if path.startswith(_ASSET):
-        if path.removeprefix(_ASSET) not in EMBEDDED:
-            known = ", ".join(_ASSET + name for name in EMBEDDED)
-            raise SettingError(f"model.path: {path} is unknown; allowed: {known}, a local directory, a name on the hub")
-        return
-    folder = Path(path).expanduser()
-    local = folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1
-    if local and not folder.is_dir():
-        raise SettingError(f"model.path: {path} is not a directory; allowed: a local directory, a name on the hub")
-    if folder.is_dir():
-        check_adapter(str(folder))
+    """Refuse a path that is no asset, no directory here, and no name on the hub either; the hub isn't asked."""
+    if path is not None and not path.startswith(_ASSET):
+        check_directory("model.path", path, "a local directory, a name on the hub")
+        if (folder := Path(path).expanduser()).is_dir():
+            check_adapter(str(folder))
+    elif path is not None and path.removeprefix(_ASSET) not in EMBEDDED:
+        known = ", ".join(_ASSET + name for name in EMBEDDED)
+        raise SettingError(f"model.path: {path} is unknown; allowed: {known}, a local directory, a name on the hub")
 
 
 def _local_folder(settings: ModelSettings) -> Path | None:
@@ -147,7 +103,7 @@ def _local_folder(settings: ModelSettings) -> Path | None:
     if path is None:
         return None
     if path.startswith(_ASSET):
-        return embedded_path(path.removeprefix(_ASSET))
+        return fetch(EMBEDDED[path.removeprefix(_ASSET)])
     folder = Path(path).expanduser()
     return folder if folder.is_dir() else None
 
@@ -163,12 +119,7 @@ def _random(settings: ModelSettings, folder: Path | None, device: torch.device, 
         config = with_changes(config_from_mapping(settings.whole_config), {}, settings.layers)
     else:
         config = with_changes(_config_at(settings, folder), settings.config, settings.layers)
-    return random_model(
-        config,
-        device=device,
-        dtype=dtype,
-        trust_remote_code=settings.trust_remote_code,
-    )
+    return random_model(config, device=device, dtype=dtype, trust_remote_code=settings.trust_remote_code)
 
 
 def _from_mapping(settings: ModelSettings) -> bool:

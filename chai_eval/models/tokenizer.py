@@ -13,31 +13,8 @@ from chai_eval.models.builtin import VOCAB_SIZE, byte_tokenizer
 from chai_eval.settings import ModelSettings
 
 
-def check_tokenizer(settings: ModelSettings) -> None:
-    """Look whether a directory is there, before minutes go into loading the model.
-
-    Raises
-    ------
-    SettingError
-        The tokenizer is written as a directory and is none.
-    """
-    given = settings.tokenizer
-    if given is None or Path(given).expanduser().is_dir():
-        return
-    if Path(given).expanduser().exists() or given.startswith(("/", ".", "~")) or given.count("/") > 1:
-        raise SettingError(
-            f"model.tokenizer: {given} is not a directory; allowed: a local directory, a name on the hub, builtin"
-        )
-
-
 def load_tokenizer(settings: ModelSettings, source: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies at `source`: a directory, a name on the hub, or `builtin`.
-
-    Raises
-    ------
-    RunError
-        It can't be read.
-    """
+    """The tokenizer that lies at `source`: a directory, a name on the hub, or `builtin`; RunError if unreadable."""
     if source == "builtin":
         return byte_tokenizer()
     # A revision is of the weights; it names nothing in another repository.

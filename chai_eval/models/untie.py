@@ -38,8 +38,8 @@ def untie(model: PreTrainedModel) -> PreTrainedModel:
     for attention in layers:
         groups = int(getattr(attention, "num_key_value_groups", 1))
         if groups > 1:
-            attention.k_proj = _repeat_heads(attention.k_proj, groups, attention.head_dim)
-            attention.v_proj = _repeat_heads(attention.v_proj, groups, attention.head_dim)
+            for projection in (attention.k_proj, attention.v_proj):
+                _repeat_heads(projection, groups, attention.head_dim)
             attention.num_key_value_groups = 1
     if getattr(model.config, "num_key_value_heads", None) is not None:
         model.config.num_key_value_heads = model.config.num_attention_heads
@@ -51,16 +51,9 @@ def _has_projections(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _repeat_heads(projection: nn.Linear, groups: int, head_dim: int) -> nn.Linear:
-    # [H_kv * head_dim, hidden] -> [H * head_dim, hidden], query head h taking K/V head h // groups
-    weight = _rows_per_head(projection.weight, groups, head_dim)
-    repeated = nn.Linear(weight.shape[1], weight.shape[0], bias=projection.bias is not None, device="meta")
-    repeated.weight = nn.Parameter(weight, requires_grad=projection.weight.requires_grad)
-    if projection.bias is not None:
-        bias = _rows_per_head(projection.bias, groups, head_dim)
-        repeated.bias = nn.Parameter(bias, requires_grad=projection.bias.requires_grad)
-    return repeated
-
-
-def _rows_per_head(rows: torch.Tensor, groups: int, head_dim: int) -> torch.Tensor:
-    return rows.unflatten(0, (-1, head_dim)).repeat_interleave(groups, dim=0).flatten(0, 1)
+def _repeat_heads(projection: nn.Linear, groups: int, head_dim: int) -> None:
+    # [H_kv * head_dim, …] -> [H * head_dim, …], query head h taking K/V head h // groups
+    for name, rows in list(projection.named_parameters()):
+        repeated = rows.unflatten(0, (-1, head_dim)).repeat_interleave(groups, dim=0).flatten(0, 1)
+        setattr(projection, name, nn.Parameter(repeated, rows.requires_grad))
+    projection.out_features *= groups

@@ -9,8 +9,9 @@ import pytest
 
 from chai_eval.benchmark import fidelity
 from chai_eval.calibrate import calibrate
-from chai_eval.calibration.settings import parse_calibration
+from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.cli.overrides import composed
+from chai_eval.schema import read
 
 WORDS = "the cat sat on a mat while rain fell over hills and old men told tales of ships"
 
@@ -23,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text.write_text("\n\n".join(WORDS[start:] for start in range(30)))
     few = ("samples=6", "tokens=32", "batch_tokens=64", "starts=2", "sensitivity_samples=2", "predictor=false")
     values = composed("calibrate", ["model=tiny_llama_random", f"text='{text}'", f"out={made / 'calibration'}", *few])
-    calibrate(parse_calibration(values), "command")
+    calibrate(read(CalibrationSettings, values), "command")
     return made
 
 
@@ -66,7 +67,7 @@ def test_records_of_another_preset_and_text_stand_beside_each_other(folder: Path
 def test_elbow_rows_follow_the_error_curves_of_the_calibration_that_has_some(folder: Path) -> None:
     few = ("samples=6", "tokens=32", "batch_tokens=64", "starts=2", "sensitivity_samples=2", "predictor=false")
     given = [f"text='{folder / 'my text.txt'}'", f"out={folder / 'elbow'}", "rule=elbow", *few]
-    calibrate(parse_calibration(composed("calibrate", ["model=tiny_llama_random", *given])), "command")
+    calibrate(read(CalibrationSettings, composed("calibrate", ["model=tiny_llama_random", *given])), "command")
     without, _ = compared(folder, "--sequences", "1")
     found, _ = compared(folder, "--sequences", "1", "--elbows", str(folder / "elbow"))
     assert found.keys() - without.keys() == {"chai, elbow counts", "output_aware, chai's elbow counts"}

@@ -12,10 +12,11 @@ from chai_eval.analyse import analyse, main
 from chai_eval.attention.membership import membership_of
 from chai_eval.attention.probe import probe_features
 from chai_eval.calibration.analysis import correlation_and_error, follow_membership
-from chai_eval.calibration.settings import parse_analysis
+from chai_eval.calibration.settings import AnalysisSettings
 from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.cli.overrides import composed
 from chai_eval.errors import SettingError
+from chai_eval.schema import read
 from tests.attention.tiny import HEADS, LAYERS, llama, looped, requests
 
 
@@ -67,19 +68,19 @@ def test_without_matplotlib_data_is_written_and_a_line_says_how_to_get_figures(
     monkeypatch.setattr("chai_eval.calibration.figures.importlib.util.find_spec", lambda _: None)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "error_curves.png").write_bytes(b"of earlier data")
-    folder = analyse(parse_analysis(composed("analyse", small_asked(tmp_path))), "command")
+    folder = analyse(read(AnalysisSettings, composed("analyse", small_asked(tmp_path))), "command")
     assert len(list(folder.glob("*.parquet"))) == 4
     assert list(folder.glob("*.png")) == []
-    main(parse_analysis(composed("analyse", small_asked(tmp_path))), "command")
+    main(read(AnalysisSettings, composed("analyse", small_asked(tmp_path))), "command")
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "No figures, for want of matplotlib: pip install -c constraints.txt -e '.[figures]'"
     with pytest.raises(SettingError, match=r"^figures: true given.*; allowed: false, null, or pip install .*figures"):
-        analyse(parse_analysis(composed("analyse", [*small_asked(tmp_path), "figures=true"])), "command")
+        analyse(read(AnalysisSettings, composed("analyse", [*small_asked(tmp_path), "figures=true"])), "command")
 
 
 def test_data_and_figures_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    folder = analyse(parse_analysis(composed("analyse", small_asked(tmp_path))), "command")
+    folder = analyse(read(AnalysisSettings, composed("analyse", small_asked(tmp_path))), "command")
     tables = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
     assert set(tables) == {"head_correlation", "error_curves", "membership_changes", "cluster_sizes"}
     assert all((folder / f"{name}.png").stat().st_size > 1000 for name in tables)

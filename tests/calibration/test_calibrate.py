@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 from chai_eval.calibrate import calibrate, held_for_calibration
 from chai_eval.calibration import collect as collect_module
 from chai_eval.calibration import progress
-from chai_eval.calibration.settings import CalibrationSettings, parse_calibration
+from chai_eval.calibration.settings import CalibrationSettings
 from chai_eval.cli.overrides import composed
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import preset_runs
 from chai_eval.models import load_model
+from chai_eval.schema import read
 
 WORDS = "the cat sat on a mat while rain fell over hills and old men told tales of ships"
 
@@ -37,7 +38,7 @@ def text(tmp_path: Path) -> str:
 def settings(text: str, out: Path, *changes: str) -> CalibrationSettings:
     few = ("samples=12", "tokens=32", "batch_tokens=64", "starts=2", "sensitivity_samples=2", "predictor=false")
     values = composed("calibrate", ["model=tiny_llama_random", f"text={text}", f"out={out}", *few, *changes])
-    return parse_calibration(values)
+    return read(CalibrationSettings, values)
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chai_eval.cli import main
-from chai_eval.data import calibration_passages, local_documents
+from chai_eval.data.documents import calibration_passages, local_documents
 from chai_eval.errors import SettingError
 from chai_eval.scoring.tasks import load_task
 from chai_eval.settings import TaskSettings

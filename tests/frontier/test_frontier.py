@@ -15,9 +15,10 @@ from chai_eval.cli.overrides import composed
 from chai_eval.errors import SettingError
 from chai_eval.frontier import command
 from chai_eval.frontier.points import best_at
-from chai_eval.frontier.settings import FrontierSettings, parse_frontier
+from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
+from chai_eval.schema import read
 from chai_eval.scoring.fidelity import fidelities
 from chai_eval.scoring.runner import Runner
 from tests.calibration.test_calibrate import settings as calibrating
@@ -34,7 +35,7 @@ def calibrated(text: str, tmp_path: Path) -> str:
 def settings(text: str, calibrated: str, out: Path, *changes: str) -> FrontierSettings:
     few = ("tokens=24", "sequences=6", "saving=[0.14,0.25]", "figures=true")
     given = ["model=tiny_llama_random", f"text={text}", f"calibrated={calibrated}", f"out={out}", *few, *changes]
-    return parse_frontier(composed("frontier", given))
+    return read(FrontierSettings, composed("frontier", given))
 
 
 def test_a_frontier_has_every_method_that_saves_and_says_which_is_best(

@@ -6,16 +6,17 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from chai_eval.data import local_documents
+from chai_eval.data.assets import fetch
+from chai_eval.data.documents import local_documents
 from chai_eval.models import load_model
-from chai_eval.models.embedded import embedded_path
+from chai_eval.models.embedded import SMOLLM2
 
 pytestmark = pytest.mark.assets
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(embedded_path("smollm2"))
+    return AutoTokenizer.from_pretrained(fetch(SMOLLM2))
 
 
 @pytest.mark.parametrize(

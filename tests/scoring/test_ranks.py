@@ -253,7 +253,8 @@ def test_two_processes_record_what_one_does_to_the_bit(tmp_path: Path) -> None:
     ],
 )
 def test_what_several_processes_cannot_do_is_refused_in_one_line(given: str, said: str) -> None:
+    from chai_eval.cli.request import Request
     from chai_eval.cli.sweep import run_jobs
 
     with pytest.raises(SettingError, match=said):
-        run_jobs(["model=tiny_llama_random", given], multirun=False, debug=False, ranks=Ranks(0, 2, 0, 2))
+        run_jobs(Request("run", ["model=tiny_llama_random", given], False, False, None, Ranks(0, 2, 0, 2)))

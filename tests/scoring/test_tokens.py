@@ -14,13 +14,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from chai_eval.calibration.settings import parse_analysis, parse_calibration
+from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.cli import main
 from chai_eval.cli.overrides import composed
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.models.builtin import byte_tokenizer
+from chai_eval.schema import read
 from chai_eval.scoring.fidelity import fidelities
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.runner import Runner
@@ -109,9 +110,9 @@ def test_so_it_is_in_the_text_that_a_model_is_calibrated_on(
     values = composed(command, given)
     with pytest.raises(SettingError, match=f"^{SAID}"):
         if command == "calibrate":
-            calibrate(parse_calibration(values), "command")
+            calibrate(read(CalibrationSettings, values), "command")
         else:
-            analyse(parse_analysis(values), "command")
+            analyse(read(AnalysisSettings, values), "command")
     assert not (tmp_path / "out").exists()
 
 
