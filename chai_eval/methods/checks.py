@@ -31,7 +31,7 @@ def fraction(setting: str, value: object) -> None:
         raise SettingError(f"{setting}: {value!r} given; allowed: numbers from 0 to below 1")
 
 
-def one_of(setting: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse anything but one of a few words."""
+def one_of(setting: str, value: object, allowed: Sequence[object]) -> None:
+    """Refuse anything but one of a few."""
     if value not in allowed:
-        raise SettingError(f"{setting}: {value!r} given; allowed: {', '.join(allowed)}")
+        raise SettingError(f"{setting}: {value!r} given; allowed: {', '.join(map(str, allowed))}")

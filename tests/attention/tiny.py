@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics.pairwise import cosine_distances
+from torch.nn.functional import rms_norm
 from transformers import (
     AttentionInterface,
     GPTNeoXConfig,
@@ -77,6 +80,23 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "opt": opt,
     "neox": neox,
 }
+
+
+def in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model computed in float64 throughout, in place: transformers' norms and rotary embeddings don't."""
+
+    def normed(module: Any, states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(states, module.weight.shape, module.weight, module.variance_epsilon)
+
+    def turned(module: Any, states: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = (position_ids[..., None] * module.inv_freq).repeat(1, 1, 2)
+        return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
+
+    for module in model.double().modules():
+        for kind, exact in (("RMSNorm", normed), ("RotaryEmbedding", turned)):
+            if type(module).__name__.endswith(kind):
+                module.forward = partial(exact, module)
+    return model
 
 
 def requests(lengths: list[int], seed: int = 0) -> list[torch.Tensor]:

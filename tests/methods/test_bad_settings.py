@@ -68,6 +68,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("head_prune", {"pruned": [[], [8], []]}, r"method.pruned: head 8 given for layer 1; allowed: 0 to 7"),
     ("head_prune", {"pruned": [[], [-1], []]}, r"method.pruned: .* given; allowed"),
     ("pooled_gqa", {"groups": 3}, r"method.groups: 3 given for a model of 8 key heads; allowed: 1, 2, 4, 8"),
+    ("key_int8", {"bits": 5}, r"method.bits: 5 given; allowed: 8, 4, 16"),
+    ("key_int8", {"bits": 8.0}, r"method.bits: 8.0 given; allowed: whole numbers"),
     ("pooled_gqa", {"groups": 0}, r"method.groups: 0 given; allowed: whole numbers from 1"),
     ("pooled_gqa", {"by": "chance"}, r"method.by: 'chance' given; allowed: neighbours, similarity"),
 ]
