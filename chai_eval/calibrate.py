@@ -45,6 +45,7 @@ from chai_eval.data.text import cut, open_text
 from chai_eval.errors import RunError, SettingError
 from chai_eval.files import held
 from chai_eval.methods import build_method
+from chai_eval.methods.moments import KINDS, LAYER_SHARE
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
 from chai_eval.models.fingerprint import identity
@@ -215,7 +216,8 @@ def _say_what_there_was(found: Collected, settings: CalibrationSettings) -> None
 
 
 def _progress_key(settings: CalibrationSettings, weights: str) -> str:
-    collected = [settings.collecting(), settings.only == "moments", error_curves(settings) is not None, weights]
+    summed = [*KINDS, LAYER_SHARE]  # what another version summed can't be gone on from
+    collected = [settings.collecting(), settings.only == "moments", error_curves(settings) is not None, weights, summed]
     text = json.dumps(collected, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -16,10 +16,12 @@ Tensors, for L layers and H heads; where a dimension counts clusters, column k -
 - `predicted_divergence`, `predicted_divergence.output_aware`: [L, clusters], KL divergence in nats per token
 - `predictor.<layer>.down`, `predictor.<layer>.up`: [1000, hidden] and [H, 1000], DejaVu's
 
-What `kv_rank` reads is a pair of files of its own, `moments.json` and `moments.safetensors`, in the same folder:
+What `kv_rank` and `layer_share` read is a pair of files of its own in the same folder, `moments.json` and
+`moments.safetensors`:
 
 - `query`, `pull`, `gradient`, `output`: [L, H_kv, n (n + 1) / 2], factors of second moments (`calibration.moments`)
 - `scale`: [4, L, H_kv], what those factors are multiplied with
+- `layer_share`: [L], KL divergence in nats per token where the layer takes the probabilities of the one before
 """
 
 from __future__ import annotations

@@ -26,15 +26,7 @@ OTHER = "not what was written: its checksum is another"
 
 
 class DamagedError(RunError):
-    """A file does not hold what was written into it.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    said : str
-        What is wrong with it, in a few words.
-    """
+    """A file (`path`) does not hold what was written into it; `said` is what is wrong, in a few words."""
 
     def __init__(self, path: Path, said: str, remedy: str | None = None) -> None:
         super().__init__(f"{path}: {said}" + (f"; {remedy}" if remedy else ""))
@@ -45,34 +37,24 @@ class DamagedError(RunError):
 class Document:
     """A JSON document as it was read.
 
-    Attributes
-    ----------
-    content : dict
-        Without its checksums; empty where the file holds something other than an object.
-    files : mapping or None
-        Sha256 (hex) of files by their names, relative to the document's folder; None where there are no checksums.
+    `content` is without its checksums; empty where the file holds something other than an object. `files` has sha256
+    (hex) of files by their names, relative to the document's folder; None where there are no checksums.
     """
 
     content: dict[str, Any]
     files: Mapping[str, str] | None
 
     def check(self, folder: Path, name: str) -> str:
-        """Make sure that a file is the one that the document names, and return its sha256.
-
-        Raises
-        ------
-        OSError
-        DamagedError
-        """
-        return self._compared(folder / name, name, sha256_of(folder / name))
+        """Return a file's sha256; OSError where it can't be read, DamagedError where the document names another."""
+        return self._known(folder / name, name, sha256_of(folder / name))
 
     def read(self, folder: Path, name: str) -> bytes:
-        """Read a file, and make sure that it is the one that the document names; raises as `check` does."""
+        """Read a file; raises as `check` does."""
         data = (folder / name).read_bytes()
-        self._compared(folder / name, name, hashlib.sha256(data).hexdigest())
+        self._known(folder / name, name, hashlib.sha256(data).hexdigest())
         return data
 
-    def _compared(self, path: Path, name: str, found: str) -> str:
+    def _known(self, path: Path, name: str, found: str) -> str:
         if self.files is not None and self.files.get(name) != found:
             raise DamagedError(path, OTHER)
         return found
@@ -85,52 +67,27 @@ def sha256_of(path: Path) -> str:
 
 
 def write_document(path: Path, content: Mapping[str, Any], files: Mapping[str, str] | None) -> None:
-    """Write a JSON document whole.
-
-    Parameters
-    ----------
-    content, files
-        As `sealed` takes them; without files (None) it gets no checksum.
+    """Write a JSON document whole, sealed with the checksums of `files`; without any (None) it gets none itself.
 
     Raises
     ------
     OSError
     TypeError, ValueError
-        As `sealed` does.
+        For values that JSON doesn't have, NaN among them.
     """
     whole = content if files is None else sealed(content, files)
     write_whole(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
 
 
 def sealed(content: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """A document with its checksum.
-
-    Parameters
-    ----------
-    content
-        JSON values.
-    files
-        Sha256 (hex) by name of the files that belong to it, as `Document` has them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For values that JSON doesn't have, NaN among them.
-    """
+    """JSON values with their checksum and those of `files`, as `Document` has them; raises as `write_document` does."""
     # As it will be read: keys are texts then, which has a say in their order.
     whole = json.loads(json.dumps({**content, FILES: dict(files)}, allow_nan=False))
     return {**whole, CHECKSUM: _checksum(whole)}
 
 
 def read_document(path: Path) -> Document:
-    """Read a JSON document, and check it where it has a checksum.
-
-    Raises
-    ------
-    OSError
-        Where it isn't there, or can't be read.
-    DamagedError
-    """
+    """Read a JSON document; OSError where it can't be, DamagedError where it has a checksum that is another."""
     value = read_json(path)
     if not isinstance(value, dict) or not {FILES, CHECKSUM} & value.keys():
         return Document(value if isinstance(value, dict) else {}, None)
@@ -140,7 +97,7 @@ def read_document(path: Path) -> Document:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; raises as `read_document` does."""
+    """Read a JSON file; OSError where it can't be, DamagedError for what isn't JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -32,10 +32,10 @@ def unknown(setting: str, given: str, known: Iterable[str]) -> SettingError:
     return SettingError(f"{said}; allowed: {', '.join(names) or 'none'}")
 
 
-def closest(given: str, names: Iterable[str]) -> str:
-    """The name that may have been meant, as ` (did you mean …?)`; nothing where none is close."""
-    close = difflib.get_close_matches(given, list(names), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def closest(given: str, names: Iterable[str], count: int = 1) -> str:
+    """The names, `count` at most, that may have been meant, as ` (did you mean …?)`; nothing where none is close."""
+    close = difflib.get_close_matches(given, list(names), n=count)
+    return f" (did you mean {', '.join(close)}?)" if close else ""
 
 
 def failure_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -16,10 +16,7 @@ PATIENCE = 10.0
 def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> None:
     """Write a file beside its place, bring it to the disk, and rename it into place; its folder is made.
 
-    Parameters
-    ----------
-    content : str, bytes or callable
-        A callable fills the file whose path it is given.
+    A callable as content fills the file whose path it is given.
 
     Raises
     ------
@@ -47,23 +44,11 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> 
 
 @contextmanager
 def held(path: Path, taken: Callable[[], object], while_waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold a lock file for this process while the context lasts; its folder is made.
+    """Hold a lock file for this process while the context lasts; its folder is made. OSError where it can't be locked.
 
-    Parameters
-    ----------
-    taken : callable
-        Called where another process holds it: says so, or raises. After that it is waited for.
-    while_waiting : callable
-        Called every few seconds of waiting.
-
-    Raises
-    ------
-    OSError
-        Where it can't be locked.
-
-    Notes
-    -----
-    The file is never deleted: removing one that another process has just opened would let a third one in.
+    Where another process holds it `taken` is called, which says so, or raises; then it is waited for, and
+    `while_waiting` called every few seconds. The file is never deleted: removing one that another process has just
+    opened would let a third one in.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -79,21 +64,16 @@ def held(path: Path, taken: Callable[[], object], while_waiting: Callable[[], ob
 
 def is_held(path: Path) -> bool:
     """Whether some process holds a lock file; False where that can't be tried."""
-    if not path.exists():
-        return False
     lock = FileLock(path)
     try:
-        if not _acquired(lock, 0):
-            return True
+        return path.exists() and not _acquired(lock, 0)
     except OSError:
         return False
-    lock.release()
-    return False
+    finally:
+        lock.release()
 
 
 def _acquired(lock: FileLock, seconds: float) -> bool:
-    try:
+    with suppress(Timeout):
         lock.acquire(timeout=seconds)
-    except Timeout:
-        return False
-    return True
+    return lock.is_locked

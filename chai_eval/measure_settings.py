@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.errors import SettingError, wrong
 from chai_eval.schema import SETTINGS, defaults, read, record, setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KINDS = ("off", "latency", "memory", "full")
 MOST = 2**31 - 1
@@ -123,20 +126,15 @@ def given_while_off(setting: str) -> SettingError:
     return SettingError(f"{setting}: given with measure=off; allowed: measure=latency, memory or full")
 
 
-def check_positions(settings: MeasureSettings, positions: int | None) -> None:
-    """Refuse prompts that, with what is generated after them, go beyond what the model reads.
-
-    Parameters
-    ----------
-    positions : int or None
-        The model's `max_position_embeddings`; None where it knows no end.
+def check_positions(settings: MeasureSettings, model: PreTrainedModel) -> None:
+    """Refuse prompts that, with what is generated after them, go beyond what the model reads, if it knows an end.
 
     Raises
     ------
     SettingError
     """
-    new = max(settings.new_tokens)
-    longest = max(settings.lengths)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    new, longest = max(settings.new_tokens), max(settings.lengths)
     if positions is None or longest + new <= positions:
         return
     allowed = f"1 to {positions - new}" if new < positions else f"fewer measure.new_tokens than {positions}"

@@ -5,21 +5,20 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, replace
 
-from chai_eval.compared import compared
 from chai_eval.errors import RunError, SettingError, failure_line
-from chai_eval.measure import grid
+from chai_eval.evaluation import Evaluation
 from chai_eval.measure.stored import Measurement, measured
+from chai_eval.measure_settings import check_positions
 from chai_eval.methods import build_method
 from chai_eval.models import check_path
 from chai_eval.report import Header, Row, published
 from chai_eval.report.rows import describe, row
-from chai_eval.scored import result
 from chai_eval.scoring.chat import chat_template
 from chai_eval.scoring.tasks import check_text, is_own, primary_metric, task_names
 from chai_eval.scoring.tokens import check_tokens
 from chai_eval.session import Session
 from chai_eval.settings import Settings
-from chai_eval.store import check_writable, has_results
+from chai_eval.store.folder import check_writable, has_results
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def run(settings: Settings, session: Session) -> Report:
     for each in (baseline, method):
         each.check(loaded.model)
     if settings.measure is not None:
-        grid.check(loaded.model, settings.measure)
+        check_positions(settings.measure, loaded.model)
     check_tokens(
         loaded.model, loaded.tokenizer, (session.prepared(name, settings.task, settings.seed) for name in names)
     )
@@ -73,14 +72,18 @@ def run(settings: Settings, session: Session) -> Report:
     for name in names:
         try:
             prepared = session.prepared(name, settings.task, settings.seed, loaded)
-            mha = result(settings.baseline(), loaded, baseline, prepared, session.ranks)
+            mha = Evaluation(settings.baseline(), loaded, baseline, prepared, session.ranks).result()
             other = fidelity = None
             if method.name != "mha":
-                other = result(settings, loaded, method, prepared, session.ranks)
+                evaluation = Evaluation(settings, loaded, method, prepared, session.ranks)
+                other = evaluation.result()
                 try:
-                    fidelity = compared(settings, loaded, method, prepared, other.folder, session.ranks)
+                    fidelity = evaluation.fidelity()
                 except Exception as error:
-                    failures.append(_without_fidelity(name, error))
+                    # The scores are finished without their comparison: no wrong setting.
+                    left_out = failure(f"{name}, fidelity", error)
+                    said = f"{left_out.why}; fidelity=0 leaves it out"
+                    failures.append(replace(left_out, why=said, setting=False))
             own = is_own(name, settings.task.included)
             paper = None if own else published(settings.model.paper, method.name, name)
             rows.append(row(name, None if own else primary_metric(name), mha, other, paper, fidelity))
@@ -98,19 +101,14 @@ def run(settings: Settings, session: Session) -> Report:
 def check(settings: Settings, session: Session) -> list[str]:
     """Check all that can be checked before minutes go into loading a model; return the names of the tasks.
 
-    Raises
-    ------
-    SettingError
-    RunError
-        Where the documents of a task can't be loaded.
+    Raises SettingError, or RunError where the documents of a task can't be loaded.
     """
     # What is finished is shown also where nothing can be written.
     if settings.measure is not None or not has_results(settings.results_dir, settings.model.name):
         check_writable(settings.results_dir)
     check_path(settings.model.path)
     build_method(settings.method.name, **settings.method.options)
-    choice = settings.task.choice
-    names = task_names(choice if isinstance(choice, str) else list(choice), settings.task.included)
+    names = task_names(settings.task.choice, settings.task.included)
     check_text(names, settings.task.text)
     for name in names:
         session.task(name, settings.task)
@@ -122,9 +120,3 @@ def failure(what: str, error: Exception) -> Failure:
     foreseen = isinstance(error, SettingError | RunError)
     trace = None if foreseen else "".join(traceback.format_exception(error))
     return Failure(what, failure_line(error), isinstance(error, SettingError), trace)
-
-
-def _without_fidelity(task: str, error: Exception) -> Failure:
-    """Describe an error that left finished scores without their comparison of next tokens: no wrong setting."""
-    found = failure(f"{task}, fidelity", error)
-    return replace(found, why=f"{found.why}; fidelity=0 leaves it out", setting=False)

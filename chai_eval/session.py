@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -10,9 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chai_eval.checksum import sha256_of
+from chai_eval.scoring.hashes import content_hash
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.settings import ModelSettings, TaskSettings
-from chai_eval.store import NumericCode
+from chai_eval.store.code import NumericCode
+from chai_eval.task_settings import AS_TASKS_SAY
 
 if TYPE_CHECKING:
     from chai_eval.scoring.prepare import PreparedTask
@@ -28,17 +30,9 @@ REMOTE_CODE = "transformers_modules."
 class LoadedModel:
     """A model ready to score, and the hashes that tell it from every other.
 
-    Attributes
-    ----------
-    fingerprint
-        Of the weights.
-    architecture
-        Of the configuration, how texts are generated, and code that came with the weights; without what has no say in
-        the numbers.
-    vocabulary
-        Of the tokenizer.
-    code
-        The numeric code that this process runs: read once, as the files may be edited while it does.
+    `fingerprint` is of the weights; `architecture` of the configuration, how texts are generated, and code that came
+    with the weights, without what has no say in the numbers; `vocabulary` of the tokenizer. `code` is the numeric code
+    that this process runs: read once, as the files may be edited while it does.
     """
 
     model: Any
@@ -69,15 +63,7 @@ def load(settings: ModelSettings) -> LoadedModel:
 
 @dataclass
 class Session:
-    """Loads each model once, and prepares each task once; one model is kept at a time, for its size.
-
-    Attributes
-    ----------
-    loader
-        Loads a model.
-    ranks
-        Processes that score together, this one among them.
-    """
+    """Loads each model once, and prepares each task once; one model is kept at a time, for its size."""
 
     loader: Callable[[ModelSettings], LoadedModel] = load
     ranks: Ranks = field(default_factory=Ranks)
@@ -99,33 +85,25 @@ class Session:
         """The lm-eval task of that name."""
         from chai_eval.scoring.tasks import TEXT, load_task
 
-        text, limit = (settings.text, settings.limit) if name == TEXT else (None, None)
-        key = (name, settings.source, settings.data_dir, text, limit, settings.included)
-        if key not in self._tasks:
+        wanted = replace(settings, choice=name, prompts=AS_TASKS_SAY)
+        if name != TEXT:
+            wanted = replace(wanted, text=None, limit=None)
+        if wanted not in self._tasks:
             with self.ranks.together():
-                self._tasks[key] = load_task(
-                    name,
-                    source=settings.source,
-                    data_dir=settings.data_dir,
-                    text=text,
-                    limit=limit,
-                    included=settings.included,
-                )
-        return self._tasks[key]
+                self._tasks[wanted] = load_task(name, wanted)
+        return self._tasks[wanted]
 
     def prepared(self, name: str, settings: TaskSettings, seed: int, loaded: LoadedModel | None = None) -> PreparedTask:
         """The task with the requests of its documents built; a chat template is that of the model."""
         from chai_eval.scoring.prepare import prepare
 
-        prompts, tokenizer = settings.prompts, None if loaded is None else loaded.tokenizer
+        limit, prompts, tokenizer = settings.limit, settings.prompts, None if loaded is None else loaded.tokenizer
         template = json.dumps(tokenizer.chat_template) if prompts.apply_chat_template and tokenizer else None
         key = (name, replace(settings, choice=name), seed, template)
         if key not in self._prepared:
             task = self.task(name, settings)
             with self.ranks.together():
-                self._prepared[key] = prepare(
-                    task, limit=settings.limit, seed=seed, prompts=prompts, tokenizer=tokenizer
-                )
+                self._prepared[key] = prepare(task, limit=limit, seed=seed, prompts=prompts, tokenizer=tokenizer)
         return self._prepared[key]
 
 
@@ -144,10 +122,13 @@ def _placed(settings: ModelSettings, ranks: Ranks) -> ModelSettings:
 def _architecture(model: Any) -> str:
     config = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE}
     generation = getattr(model, "generation_config", None)
-    given = {} if generation is None else generation.to_dict()
     # What isn't set has no say; names with a bar before them say where the others come from.
-    kept = {name: value for name, value in given.items() if value is not None and name not in VOLATILE}
-    return _sha256([config, {name: value for name, value in kept.items() if name[0] != "_"}, _own_code(model)])
+    given = {
+        name: value
+        for name, value in ({} if generation is None else generation.to_dict()).items()
+        if value is not None and name not in VOLATILE and name[0] != "_"
+    }
+    return content_hash([config, given, _own_code(model)])
 
 
 def _own_code(model: Any) -> dict[str, str]:
@@ -159,7 +140,7 @@ def _own_code(model: Any) -> dict[str, str]:
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if name.startswith(package) and file is not None:
-                hashes[name.removeprefix(package)] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+                hashes[name.removeprefix(package)] = sha256_of(Path(file))
     return hashes
 
 
@@ -167,9 +148,4 @@ def _vocabulary(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
-    return _sha256([whole, special])
-
-
-def _sha256(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return content_hash([whole, special])

@@ -26,10 +26,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pandas as pd
 
 from chai_eval.cli import main
-from chai_eval.store import read_record, read_samples
+from chai_eval.store.record import read_record, read_samples
 
 # What a run imports as it goes, imported before the first fork.
-for late in ("chai_eval.run", "chai_eval.cli.launch", "chai_eval.scoring.task_fidelity", "transformers.models.llama"):
+for late in ("chai_eval.run", "chai_eval.cli.launch", "chai_eval.scoring.fidelity", "transformers.models.llama"):
     importlib.import_module(late)
 
 # What may differ between two runs of the same result.

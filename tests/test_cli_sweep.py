@@ -10,13 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from chai_eval.cli import main
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.session import LoadedModel, Session
 from chai_eval.settings import ModelSettings
-from chai_eval.store import NumericCode
+from chai_eval.store.code import NumericCode
 
 
 class Standing:
@@ -29,7 +30,9 @@ class Standing:
 
     def load(self, settings: ModelSettings) -> LoadedModel:
         self.loads.append(settings.name)
-        model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+        layers, heads = (32, 32) if settings.name == "llama7b" else (30, 9)
+        config = LlamaConfig(num_hidden_layers=layers, num_attention_heads=heads, hidden_size=64 * heads)
+        model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"), config=config)
         return LoadedModel(model, None, f"weights of {settings.name}", "architecture", "vocabulary", NumericCode.of())
 
     def prepare(self, task: str, *, limit: int | None, seed: int, **_: Any) -> Any:
@@ -37,7 +40,7 @@ class Standing:
             task_name=task, n_documents=4, n_requests=8, prompts_hash=task, config_hash=task, limit=limit, seed=seed
         )
 
-    def score(self, model: Any, tokenizer: Any, method: Method, prepared: Any, **_: Any) -> Any:
+    def score(self, runner: Any, method: Method, prepared: Any, **_: Any) -> Any:
         name = (prepared.task_name, method.name)
         if name in self.broken:
             raise self.broken[name]
@@ -52,10 +55,10 @@ class Standing:
 def standing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Standing:
     one = Standing()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
+    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, _: name)
     monkeypatch.setattr("chai_eval.scoring.prepare.prepare", one.prepare)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", one.score)
-    monkeypatch.setattr("chai_eval.run.compared", lambda *_: None)
+    monkeypatch.setattr("chai_eval.evaluation.Evaluation.fidelity", lambda _: None)
     monkeypatch.setattr("chai_eval.run.check_tokens", lambda *_: None)
     monkeypatch.setattr("chai_eval.methods.base.Method.check", lambda self, model: None)
     monkeypatch.setattr("chai_eval.methods.chai.CHAI.check", lambda self, model: None)
@@ -144,7 +147,7 @@ def test_an_interrupted_sweep_ends_with_one_line(standing: Standing, capsys: pyt
 def test_documents_that_cannot_be_had_fail_their_own_job_only(
     standing: Standing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def load(name: str, **_: Any) -> str:
+    def load(name: str, settings: Any) -> str:
         if name == "boolq":
             raise RunError("task: boolq can't be loaded from the hub")
         return name
@@ -173,6 +176,7 @@ def test_the_table_goes_to_stdout_and_nothing_else_does(standing: Standing, caps
     assert [line.split()[0] for line in lines if line and not line.startswith("|")] == [
         "model",
         "method",
+        "costs",
         "documents",
         "results",
     ]
@@ -195,7 +199,7 @@ def test_the_table_goes_to_stdout_and_nothing_else_does(standing: Standing, caps
 def test_only_embedded_models_have_a_limit_of_their_own(
     standing: Standing, typed: list[str], limit: int | None, tmp_path: Path
 ) -> None:
-    from chai_eval.store import read_record
+    from chai_eval.store.record import read_record
 
     assert main(["task=piqa", "method=mha", *typed], session=Session(loader=standing.load)) == 0
     (record,) = tmp_path.glob("results/*/piqa/mha-*/record.json")

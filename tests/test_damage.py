@@ -29,15 +29,9 @@ from chai_eval.checksum import sealed
 from chai_eval.data.assets import fetch
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import clusters
-from chai_eval.store import (
-    Journal,
-    ResultFolder,
-    read_fidelity,
-    read_record,
-    read_samples,
-    write_fidelity,
-    write_record,
-)
+from chai_eval.store.folder import ResultFolder
+from chai_eval.store.journal import Journal
+from chai_eval.store.record import read_fidelity, read_record, read_samples, write_fidelity, write_record
 from chai_eval.store.status import list_measurements, list_results
 from tests.data.fake_wheels import fake_asset, write_wheel
 
@@ -209,7 +203,7 @@ def journal(folder: Path) -> Kind:
         opened.append_many(scored.items())
 
     def read() -> Any:
-        kept = Journal(path).entries()
+        kept = dict(Journal(path))
         return scored if kept.items() <= scored.items() else kept
 
     return Kind(path, read)

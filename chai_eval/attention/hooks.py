@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,9 @@ class Hooks:
 
     # What becomes of a key depends on its position, not on its distance from queries alone.
     by_position = False
+
+    # Layers whose own attention asks its source for less than there is, so that it pays to project no more.
+    narrow: Set[int] = frozenset()
 
     def __init__(self, plans: Mapping[int, Plan] | None = None, prefill: Prefill = "auto") -> None:
         self.plans = plans or {}
@@ -107,6 +110,7 @@ class Composed(Hooks):
         super().__init__(sharing.plans, sharing.prefill)
         self.parts = parts
         self.by_position = any(part.by_position for part in parts)
+        self.narrow = frozenset().union(*(part.narrow for part in parts))
 
     @contextmanager
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
@@ -157,7 +161,7 @@ def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterato
     ):
         if not hooks.computes_states:
             for index, module in attention_layers(model).items():
-                kind = module_kind(module) if index in hooks.plans else None
+                kind = module_kind(module) if index in hooks.plans.keys() | hooks.narrow else None
                 if kind is not None:
                     module.forward = partial(_projecting, module, kind, hooks, handle)
                     stack.callback(delattr, module, "forward")
@@ -168,7 +172,7 @@ def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterato
 def _projecting(
     module: Any, kind: ModuleKind, hooks: Hooks, handle: Takeover, hidden_states: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """The forward of an attention module that projects representatives only, where it pays; else the module's own."""
+    """The forward of an attention module that projects what is asked for only, where it pays; else the module's own."""
     forward, index = handle.current, int(module.layer_idx)
     if forward is None:
         return type(module).forward(module, hidden_states, *args, **kwargs)
@@ -196,8 +200,11 @@ def _projecting(
 
 
 def _path(hooks: Hooks, forward: ForwardPass, index: int) -> str | None:
-    """Where representatives alone are projected: in "decode", "two_step" after a prompt's probe, or not at all."""
+    """Where not all is projected: "narrow" everywhere, or representatives alone in "decode", or in "two_step" after a
+    prompt's probe."""
     store, rows = forward.store(index), forward.rows
+    if index in hooks.narrow:
+        return "narrow"
     if store is not None and store.shared is not None:
         return "decode"
     if hooks.prefill == "one_pass" or rows.past is not None or rows.branch is not None:

@@ -18,12 +18,9 @@ from torch import Tensor
 
 from chai_eval.attention.kernels.decode import softmax_of_seen, with_keys, with_values
 from chai_eval.attention.layer import FEW_QUERIES, full_attention, stored
-from chai_eval.attention.row_layer import RowLayer
+from chai_eval.attention.row_layer import FIRST_KEY, RowLayer
 from chai_eval.attention.rows import Rows, View
 from chai_eval.attention.sources import Source
-
-# Name under which each row's first key is remembered.
-FIRST_KEY = "first_key"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ LEAST_ROOM, MOST_ROOM = 16, 1024
 
 # Name under which queries of the probe tokens are remembered until every row has seen its probe.
 PROBE_QUERY = "probe_query"
+# Name under which each row's first key is remembered whole.
+FIRST_KEY = "first_key"
+# What is remembered of a row's first tokens alone: it holds as long as these are there, and is filled anew if not.
+OF_FIRST_TOKENS = {PROBE_QUERY, FIRST_KEY}
 
 
 class RowLayer(CacheLayerMixin):
@@ -212,7 +216,7 @@ class RowLayer(CacheLayerMixin):
         gone = -tokens_to_remove
         if gone == 0 or self.lengths is None:
             return
-        if self.state.keys() - {PROBE_QUERY}:
+        if self.state.keys() - OF_FIRST_TOKENS:
             raise ValueError(f"crop: {gone} tokens asked for, but this method remembers them; allowed: 0")
         left = int(self.lengths.min()) - gone
         if left < self.least:

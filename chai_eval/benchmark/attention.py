@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,8 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chai_eval.attention import Membership, Rows, SharedHeads, View, membership_from_labels, shared_attention
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
+from chai_eval.measure.clock import seconds_in_turn
 from chai_eval.measure.statistics import ratio
-from chai_eval.measure.turns import seconds_in_turn
 
 HEADS, HEAD_DIM = 32, 128
 SCALING = HEAD_DIM**-0.5
@@ -67,14 +67,8 @@ class Shape:
 class LayerTensors:
     """What the attention of one layer is given: queries, and keys and values where a cache holds them.
 
-    Attributes
-    ----------
-    query, key, value : Tensor
-        Of all heads; `key` and `value` are those in use.
-    kept_query, kept_key : Tensor
-        Of representatives; `kept_key` with the cache's free room behind it.
-    room : Tensor
-        `value` with the free room behind it.
+    `query`, `key` and `value` are those of all heads, in use; `kept_query` and `kept_key` those of representatives.
+    `kept_key`, and `room` (of values), have the cache's free room behind them. All `[1, heads, tokens, head_dim]`.
     """
 
     query: Tensor
@@ -148,7 +142,7 @@ def _timed(name: str, options: argparse.ArgumentParser, given: Sequence[str] | N
             shape = Shape(1 if decoding else length, length, arguments.clusters, dtype, arguments.device)
             measure = partial(_row, f"{name} attention", shape, arguments.repetitions)
             rows.append(done.part(f"{dtype}-{length}", Row, measure))
-    return finish(name, rows, arguments)
+    return finish(done, rows)
 
 
 def _row(what: str, shape: Shape, repetitions: int) -> Row:
@@ -157,22 +151,16 @@ def _row(what: str, shape: Shape, repetitions: int) -> Row:
     nbytes = 2 * layers[0].key.numel() * layers[0].key.element_size()
     layers += [layer_tensors(shape, seed) for seed in range(1, math.ceil(BEYOND_CACHES / nbytes))]
     layers[0].check(shape.causal)
-
-    def each(attend: Callable[[LayerTensors], Tensor]) -> None:
-        for layer in layers:
-            attend(layer)  # whose output is let go of, as a model does: kept, it would cost fresh memory
-
     contenders = {
-        "sdpa": lambda: each(lambda layer: layer.plain(shape.causal)),
-        "clustered": lambda: each(LayerTensors.clustered),
+        "sdpa": lambda layer: layer.plain(shape.causal),
+        "clustered": lambda layer: layer.clustered(),
     }
-    seconds = seconds_in_turn(contenders, torch.device(shape.device), repetitions=repetitions)
-    per_layer = {name: [each / len(layers) for each in times] for name, times in seconds.items()}
+    seconds = seconds_in_turn(contenders, layers, torch.device(shape.device), repetitions=repetitions)
     return Row(
         what,
         f"{HEADS} → {shape.clusters}, d_h {HEAD_DIM}, {shape.keys} keys, {shape.dtype}, {shape.device}",
         f"scaled_dot_product_attention, {HEADS} heads",
-        ratio(per_layer["sdpa"], per_layer["clustered"]),
+        ratio(seconds["sdpa"], seconds["clustered"]),
         2 * HEADS / (HEADS + shape.clusters),
-        {**vars(shape), "seconds": per_layer},
+        {**vars(shape), "seconds": seconds},
     )

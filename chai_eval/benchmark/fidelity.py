@@ -26,6 +26,7 @@ from chai_eval.methods import Method, build_method
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.scoring.fidelity import Fidelity, fidelities, plain
+from chai_eval.scoring.runner import Runner
 
 # Shares of the way to the elbows that are tried.
 SHARES = [step / 100 for step in range(5, 201)]
@@ -47,7 +48,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     text = open_text(arguments.text, arguments.seed)
     chosen = {name: method for name, (method, _) in methods.items()}
     lengths = {"tokens": arguments.tokens, "sequences": arguments.sequences}
-    found = fidelities(model, tokenizer, chosen, text.documents, **lengths)
+    found = fidelities(Runner(model, tokenizer), chosen, text.documents, **lengths)
     print(table([_line(name, methods[name][1], each) for name, each in found.items()]))
     record = {
         "model": settings.name,

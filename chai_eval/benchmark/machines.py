@@ -58,7 +58,4 @@ def machine(record: Mapping[str, Any]) -> str:
 
 
 def _cell(row: Row | None) -> str:
-    if row is None:
-        return "–"
-    text = f"{row.reached.value:.2f}×" + ("" if row.reached.low is None else f" ({row.spread})")
-    return text if row.met is not False else f"missed: {text}"
+    return "–" if row is None else ("missed: " if row.met is False else "") + row.reached.text("×")

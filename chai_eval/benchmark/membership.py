@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from chai_eval.attention import membership_of, probe_features, probe_probabilities
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
+from chai_eval.measure.clock import seconds_in_turn
 from chai_eval.measure.statistics import ratio
-from chai_eval.measure.turns import seconds_in_turn
 
 HEAD_DIM, PROBE = 128, 5
 # Heads and clusters of LLaMA-7B's deeper layers by the published counts, and of the default model.
@@ -32,7 +32,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         for requests in arguments.requests:
             measure = partial(row, requests, heads, clusters, device, arguments.repetitions)
             rows.append(done.part(f"{heads}-{clusters}-{requests}", Row, measure))
-    return finish("membership", rows, arguments)
+    return finish(done, rows)
 
 
 def row(requests: int, heads: int, clusters: int, device: torch.device, repetitions: int) -> Row:
@@ -43,20 +43,19 @@ def row(requests: int, heads: int, clusters: int, device: torch.device, repetiti
         found = membership_of(features, clusters).cluster.cpu()
         reference = one_by_one(features, clusters)
         same += sum(partition(mine) == partition(theirs) for mine, theirs in zip(found, reference, strict=True))
-    contenders = {
-        "one by one": lambda: [one_by_one(features, clusters) for features in layers],
-        "ours": lambda: [membership_of(features, clusters) for features in layers],
+    contenders: dict[str, Callable[[Tensor], object]] = {
+        "one by one": lambda features: one_by_one(features, clusters),
+        "ours": lambda features: membership_of(features, clusters),
     }
-    seconds = seconds_in_turn(contenders, device, repetitions=repetitions)
-    per_layer = {name: [each / LAYERS for each in times] for name, times in seconds.items()}
+    seconds = seconds_in_turn(contenders, layers, device, repetitions=repetitions)
     return Row(
         "membership of a layer",
         f"{requests} request{'s' * (requests > 1)}, {heads} → {clusters}, {device}; "
         f"{same} of {LAYERS * requests} partitions equal",
         "scipy cdist + scikit-learn per request",
-        ratio(per_layer["one by one"], per_layer["ours"]),
+        ratio(seconds["one by one"], seconds["ours"]),
         None,
-        {"requests": requests, "heads": heads, "clusters": clusters, "equal_partitions": same, "seconds": per_layer},
+        {"requests": requests, "heads": heads, "clusters": clusters, "equal_partitions": same, "seconds": seconds},
     )
 
 

@@ -16,7 +16,7 @@ from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.shape import attention_shape
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
 from chai_eval.measure.contenders import BASELINE, contender
-from chai_eval.measure.figures import PointFigures
+from chai_eval.measure.figures import PointFigures, Sample
 from chai_eval.measure.grid import measure
 from chai_eval.measure.serialise import to_json
 from chai_eval.measure.statistics import Ratio
@@ -51,11 +51,12 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
     layers = attention_shape(model).layers
     name = f"model-{arguments.model}-{layers}-{arguments.clusters}-{source.dtype}-{model.device.type}"
     methods = [contender(build_method("chai", clusters=counts))]
-    found = measure(model, methods, settings, source=source, progress=progress(name, arguments))
+    done = progress(name, arguments)
+    found = measure(model, methods, settings, source=source, progress=done)
     print(tables(found.record))
     about = f"{arguments.model}, {layers} layers, → {arguments.clusters}, {source.dtype}, {arguments.device}"
     rows = [row for point in found.points for row in _rows(about, point)]
-    return finish(name, rows, arguments, measured=found.record, samples=to_json(found.samples))
+    return finish(done, rows, measured=found.record, samples=to_json(found.samples, list[Sample]))
 
 
 def cache_bytes(given: Sequence[str] | None = None) -> list[Row]:
@@ -81,7 +82,7 @@ def cache_bytes(given: Sequence[str] | None = None) -> list[Row]:
         reached, limit = full.allocated_bytes / kept.allocated_bytes, full.formula_bytes / kept.formula_bytes
         setting = f"{name}, published counts, {arguments.length} tokens, float32"
         rows.append(Row("K,V bytes", setting, "DynamicCache", Ratio(reached, None, None), limit, found.record))
-    return finish("cache_bytes", rows, arguments)
+    return finish(done, rows)
 
 
 def _random(name: str, **changed: Any) -> ModelSettings:

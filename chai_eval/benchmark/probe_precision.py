@@ -37,7 +37,7 @@ from chai_eval.markdown import table
 from chai_eval.measure.serialise import to_json
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
-from chai_eval.scoring.divergence import kl_divergence
+from chai_eval.scoring.compare import kl_divergence
 
 PROBE = 5
 BATCH = 8
@@ -50,17 +50,6 @@ PROJECTED = "bfloat16 model, queries and keys in float32"
 Memberships = dict[int, Membership]
 # From layer, queries and keys of the probe tokens `[rows, heads, probe, head_dim]` to those to look at.
 Look = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Partitions:
-    """How many partitions, and requests, differ from those that the float32 model finds."""
-
-    partitions: int
-    differ: int
-    requests: int
-    requests_that_differ: int
-    by_layer: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -102,8 +91,8 @@ def main(given: Sequence[str] | None = None) -> dict[str, Any]:
         "text": text.name,
         "tokens": arguments.tokens,
         "seed": arguments.seed,
-        "partitions": to_json(partitions),
-        "divergence": to_json(costs),
+        "partitions": partitions,
+        "divergence": to_json(costs, dict[str, Cost]),
     }
     print(_tables(partitions, costs))
     write("probe_precision", arguments.out / f"{file_name(f'{settings.name}-{text.name}')}.json", record)
@@ -139,13 +128,9 @@ def _with_weights(model: PreTrainedModel, change: Callable[[Tensor], Tensor]) ->
 def memberships(
     model: PreTrainedModel, requests: Sequence[Tensor], wanted: Mapping[int, int], look: Look | None = None
 ) -> Memberships:
-    """What the probe of every request (Tensor [tokens], int64) shows, by layer.
+    """What the probe of every request (Tensor [tokens], int64) shows, by layer of which so many clusters are wanted.
 
-    Parameters
-    ----------
-    wanted : mapping of layer to cluster count
-    look : Look or None
-        What is looked at in place of the queries and keys that the layer attends with.
+    `look` gives what is looked at in place of the queries and keys that the layer attends with.
     """
     kept: dict[int, list[Membership]] = {layer: [] for layer in wanted}
 
@@ -154,10 +139,7 @@ def memberships(
         kept[layer].append(membership_of(probe_features(probe_probabilities(*seen, scaling)), wanted[layer]))
         return kept[layer][-1]
 
-    plans = {
-        layer: ProbePlan(clusters=wanted[layer], probe_tokens=PROBE, cluster=partial(choose, layer)) for layer in wanted
-    }
-    with apply(model, Hooks(plans, "one_pass")):
+    with apply(model, _hooks(wanted, choose)):
         for batch in batches((each[: PROBE + 1] for each in requests), BATCH):  # which later tokens don't change
             model(input_ids=batch, use_cache=False, logits_to_keep=1)
     return {
@@ -175,15 +157,20 @@ def divergences(
         part = slice(number * BATCH, number * BATCH + len(batch))
         expected = _log_probabilities(model, batch)
         for name, found in given.items():
-            plans = {}
-            for layer, each in found.items():
-                known = Membership(each.cluster[part], each.representative[part])
-                plans[layer] = ProbePlan(
-                    clusters=each.clusters, probe_tokens=PROBE, cluster=lambda *_, known=known: known
-                )
-            with apply(model, Hooks(plans, "one_pass")):
+            known = {layer: Membership(each.cluster[part], each.representative[part]) for layer, each in found.items()}
+            counts = {layer: each.clusters for layer, each in found.items()}
+            with apply(model, _hooks(counts, lambda layer, *_, known=known: known[layer])):
                 taken[name].append(kl_divergence(expected, _log_probabilities(model, batch)).double().mean(1))
     return {name: torch.cat(each) for name, each in taken.items()}
+
+
+def _hooks(counts: Mapping[int, int], choose: Callable[..., Membership]) -> Hooks:
+    """CHAI in some layers, with memberships that are chosen from (layer, query, key, scaling)."""
+    plans = {
+        layer: ProbePlan(clusters=count, probe_tokens=PROBE, cluster=partial(choose, layer))
+        for layer, count in counts.items()
+    }
+    return Hooks(plans, "one_pass")
 
 
 def _log_probabilities(model: PreTrainedModel, batch: Tensor) -> Tensor:
@@ -210,24 +197,29 @@ def _cost(values: Tensor) -> Cost:
     return Cost(float(values.mean()), known[0], known[1], [round(each, 6) for each in values.tolist()])
 
 
-def _partitions(found: Mapping[str, Memberships]) -> dict[str, Partitions]:
-    """By where memberships were found."""
+def _partitions(found: Mapping[str, Memberships]) -> dict[str, dict[str, Any]]:
+    """How many partitions, and requests, differ from those of the float32 model, by where they were found."""
     shares = {}
     for name, each in found.items():
         differ = torch.stack([(each[layer].cluster != first.cluster).any(1) for layer, first in found[FULL].items()])
         by_layer = dict(zip(map(str, each), differ.sum(1).tolist(), strict=True))
-        counts = differ.numel(), int(differ.sum()), differ.shape[1], int(differ.any(0).sum())
-        shares[name] = Partitions(*counts, by_layer)
+        shares[name] = {
+            "partitions": differ.numel(),
+            "differ": int(differ.sum()),
+            "requests": differ.shape[1],
+            "requests_that_differ": int(differ.any(0).sum()),
+            "by_layer": by_layer,
+        }
     return shares
 
 
-def _tables(partitions: Mapping[str, Partitions], costs: Mapping[str, Cost]) -> str:
+def _tables(partitions: Mapping[str, Mapping[str, Any]], costs: Mapping[str, Cost]) -> str:
     """Both comparisons as Markdown."""
     shares = [
         {
             "clusters of the": name,
-            "partitions that differ": f"{each.differ} of {each.partitions}",
-            "share": f"{100 * each.differ / each.partitions:.1f} %",
+            "partitions that differ": f"{each['differ']} of {each['partitions']}",
+            "share": f"{100 * each['differ'] / each['partitions']:.1f} %",
         }
         for name, each in partitions.items()
     ]

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Promise:
-    """How many times as good as its peer something is to be.
+    """How many times as good as its peer something is to be, or, where `of_limit`, that share of the most there can be.
 
-    Attributes
-    ----------
-    what : str
-        The rows' own name.
-    where : set of str
-        What must stand in a row's setting, between its commas.
-    reach : float
-        The ratio, or, where `of_limit`, the share of the most that can be had.
+    `what` is the rows' own name; `where` must stand in a row's setting, between its commas.
     """
 
     what: str

@@ -29,18 +29,9 @@ WITH_ROWS = ("decode", "prefill", "cache_bytes", "membership", "scoring", "model
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """One line of the table: what is measured, at which shape, against what, and how many times as good it is.
 
-    Attributes
-    ----------
-    what, setting, peer : str
-        What is measured, at which shape, against what.
-    reached : Ratio
-        How many times as good as the peer; above 1 is better.
-    limit : float or None
-        The most that operations and bytes allow.
-    details : mapping
-        Raw samples and whatever belongs to the record.
+    `limit` is the most that operations and bytes allow; `details` are raw samples and whatever belongs to the record.
     """
 
     what: str
@@ -68,17 +59,12 @@ class Row:
             "limit": "–" if self.limit is None else f"{self.limit:.2f}×",
         }  # fmt: skip
 
-    @property
-    def spread(self) -> str:
-        """The 95 % interval of the ratio, or a dash."""
-        return "–" if self.reached.low is None else f"{self.reached.low:.2f} to {self.reached.high:.2f}"
-
 
 def rows_table(rows: Sequence[Row]) -> str:
     """Rows beside their promises and limits, as Markdown."""
     lines = [
         {
-            **row.cells({"reached": f"{row.reached.value:.2f}×", "95 %": row.spread}),
+            **row.cells({"reached": f"{row.reached.value:.2f}×", "95 %": row.reached.spread}),
             "of limit": "–" if row.limit is None else f"{100 * row.reached.value / row.limit:.1f} %",
             "met": {None: "–", True: "yes", False: "NO"}[row.met],
         }
@@ -110,34 +96,36 @@ def text_parser(name: str, about: str | None) -> argparse.ArgumentParser:
 def progress(name: str, arguments: argparse.Namespace) -> Progress:
     """What an interrupted run of the same benchmark, with the same options on the same machine, has left."""
     asked = {key: value for key, value in vars(arguments).items() if key != "out"}
-    return Progress(_parts(name, arguments), {"options": asked, "threads": torch.get_num_threads(), **provenance()})
+    return Progress(arguments.out / f"{name}.parts", {"options": asked, **provenance()})
 
 
-def finish(name: str, rows: Sequence[Row], arguments: argparse.Namespace, **more: Any) -> list[Row]:
-    """Print the table and write the record."""
+def finish(done: Progress, rows: Sequence[Row], **more: Any) -> list[Row]:
+    """Print the table and write the record beside its parts, which are forgotten."""
+    assert done.folder is not None
+    record = done.folder.with_suffix(".json")
     print(rows_table(rows))
     found = [{**to_json(row), "reach": row.reach, "met": row.met} for row in rows]
-    write(name, arguments.out / f"{name}.json", {"rows": found, **more})
-    Progress(_parts(name, arguments)).finish()
+    write(record.stem, record, {"rows": found, **more})
+    done.finish()
     return list(rows)
 
 
 def write(name: str, path: Path, content: Mapping[str, Any]) -> None:
     """Write the record of a benchmark: what it found, and on which machine."""
     finished = datetime.now(UTC).isoformat(timespec="seconds")
-    about = {"threads": torch.get_num_threads(), **provenance(), "finished": finished}
-    write_document(path, {"benchmark": name, **content, **about}, files={})
+    write_document(path, {"benchmark": name, **content, **provenance(), "finished": finished}, files={})
     print(f"written to {path}")
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, revision and machine, as far as this machine can tell them."""
+    """Threads, versions, revision and machine, as far as this machine can tell them."""
+    threads = torch.get_num_threads()
     try:
         from chai_eval.store.provenance import git_revision, machine, versions
     except ImportError:  # a machine with torch and transformers alone
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return {"versions": {"torch": torch.__version__}, "machine": {"gpus": gpus}}
-    return {"versions": versions(), "git": git_revision(), "machine": machine()}
+        return {"threads": threads, "versions": {"torch": torch.__version__}, "machine": {"gpus": gpus}}
+    return {"threads": threads, "versions": versions(), "git": git_revision(), "machine": machine()}
 
 
 def records(files: Iterable[Path]) -> list[dict[str, Any]]:
@@ -161,8 +149,7 @@ def records(files: Iterable[Path]) -> list[dict[str, Any]]:
 
 def rows_of(record: Mapping[str, Any]) -> list[Row]:
     """Rows of a record."""
-    found: list[Row] = from_json(list[Row], record["rows"])
-    return found
+    return from_json(list[Row], record["rows"])
 
 
 def file_name(text: str) -> str:
@@ -193,10 +180,6 @@ def writable(text: str) -> Path:
             f"{text} given, which can't be made ({error.strerror}); allowed: a folder that can be written to"
         ) from error
     return folder
-
-
-def _parts(name: str, arguments: argparse.Namespace) -> Path:
-    return Path(arguments.out) / f"{name}.parts"
 
 
 def _benchmark(record: Path) -> str:

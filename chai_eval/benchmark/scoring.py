@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,15 @@ from lm_eval.models.huggingface import HFLM
 from chai_eval import build_method, load_model
 from chai_eval.benchmark.records import Row, finish, numbers, parser, positive, progress
 from chai_eval.markdown import table
+from chai_eval.measure.clock import in_turn
 from chai_eval.measure.serialise import to_json
 from chai_eval.measure.statistics import quantiles, ratio
-from chai_eval.measure.turns import in_turn
 from chai_eval.methods import Method
 from chai_eval.models import model_settings
-from chai_eval.scoring.evaluate import default_batch_tokens
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest, documents
 from chai_eval.scoring.prepare import PreparedTask, prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import load_task
 
 DOCUMENTS = {"hellaswag": 200, "arc_easy": 300, "arc_challenge": 300, "piqa": 300, "boolq": 200}
@@ -47,12 +48,8 @@ class Agreement:
 class TaskFigures:
     """What one task gave: seconds by contender (`stock`, `mha`, `chai`), and how far the first two agree.
 
-    Attributes
-    ----------
-    tokens : dict
-        `request_by_request`, without padding, and `once`: of what requests have in common but once.
-    stock_batch_size : int
-        The fastest of stock lm-eval's, from `stock_trials` (seconds by size).
+    `tokens` are those `request_by_request`, without padding, and `once`: of what requests have in common but once.
+    Stock lm-eval's batch size is the fastest of its trials (seconds by size).
     """
 
     documents: int
@@ -83,7 +80,7 @@ def main(given: Sequence[str] | None = None) -> list[Row]:
         measure = partial(scorer.task, name, limit, arguments.batch_sizes, arguments.repetitions)
         found[name] = done.part(name, TaskFigures, measure)
     print(table([_line(name, each) for name, each in found.items()]))
-    return finish("scoring", _rows(arguments.model, found), arguments, tasks=to_json(found))
+    return finish(done, _rows(arguments.model, found), tasks=to_json(found, dict[str, TaskFigures]))
 
 
 @dataclass(frozen=True)
@@ -127,16 +124,13 @@ class Scorer:
 
     def ours(self, method: Method, instances: list[Instance]) -> tuple[float, Answers]:
         """Score under a method; what was scored before is not remembered."""
-        budget = default_batch_tokens(self.model)
+        runner = Runner(self.model, self.tokenizer, progress=False)
         with method.applied(self.model):
-            lm = PackedLM(
-                self.model, self.tokenizer, method, batch_tokens=budget, description=method.name, progress=False
-            )
-            return _timed(lm, instances)
+            return _timed(PackedLM(runner, method, description=method.name), instances)
 
     def tokens(self, method: Method, instances: list[Instance]) -> dict[str, int]:
         """Tokens of all requests, as `TaskFigures` has them."""
-        lm = Counting(self.model, self.tokenizer, method, batch_tokens=1, progress=False)
+        lm = Counting(Runner(self.model, self.tokenizer, batch_tokens=1, progress=False), method)
         lm.loglikelihood(instances, disable_tqdm=True)
         return lm.counted
 
@@ -164,15 +158,14 @@ class Counting(PackedLM):
 
 def predictions(prepared: PreparedTask, answers: Answers) -> list[tuple[int, int]]:
     """For each document the choice of highest log-likelihood, and of highest per character."""
-    by_document: dict[int, list[tuple[int, float]]] = {}
-    for instance, (value, _) in zip(prepared.task.instances, answers, strict=True):
-        by_document.setdefault(instance.doc_id, []).append((instance.idx, value))
+    pairs = zip(prepared.task.instances, answers, strict=True)
+    ordered = sorted(((each, value) for each, (value, _) in pairs), key=lambda pair: (pair[0].doc_id, pair[0].idx))
     chosen = []
-    docs = {instance.doc_id: instance.doc for instance in prepared.task.instances}
-    for doc_id, scored in sorted(by_document.items()):
-        values = np.array([value for _, value in sorted(scored)])
-        lengths = np.array([len(choice) for choice in prepared.task.doc_to_choice(docs[doc_id])], dtype=float)
-        chosen.append((int(values.argmax()), int((values / lengths).argmax())))
+    for _, requests in groupby(ordered, key=lambda pair: pair[0].doc_id):
+        instances, values = zip(*requests, strict=True)
+        choices = prepared.task.doc_to_choice(instances[0].doc)
+        per_character = np.divide(values, [len(choice) for choice in choices])
+        chosen.append((int(np.argmax(values)), int(per_character.argmax())))
     return chosen
 
 

@@ -8,6 +8,8 @@ and layers are weighed in nats. Taken apart into the moments of q and u, and of 
 eigendecomposition.
 
 The first token's key is left out of u: many heads rest on it, it lies far from all others, and is cached as it is.
+
+Beside them goes what it does to predictions when a layer takes the attention probabilities of the layer before.
 """
 
 from __future__ import annotations
@@ -19,16 +21,23 @@ from torch import Tensor
 
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.calibration.observe import Seen
-from chai_eval.methods.moments import GRADIENT, KINDS, OUTPUT, PULL, QUERY, pack
+from chai_eval.methods.moments import GRADIENT, KINDS, LAYER_SHARE, OUTPUT, PULL, QUERY, pack
 
 
 @torch.no_grad()
-def head_moments(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
-    """Sums over the tokens of one sample, by the names of `KINDS`: `[heads, head_dim, head_dim]`, float64, on the CPU.
+def head_moments(seen: Seen, gradient: Tensor, before: Seen | None = None) -> dict[str, Tensor]:
+    """Sums over the tokens of one sample, float64, on the CPU.
 
-    Of the vectors of `head_vectors`, which takes the same.
+    By the names of `KINDS` moments of the vectors that `head_vectors` gives: `[heads, head_dim, head_dim]`.
+    By `LAYER_SHARE` half the squares of what the log-probability changes by when the layer takes the attention
+    probabilities of the one `before`; 0 for the first layer, which has none before it.
     """
-    return {name: _squares(each).cpu() for name, each in head_vectors(seen, gradient).items()}
+    moments = {name: _squares(each).cpu() for name, each in head_vectors(seen, gradient).items()}
+    own, value = seen.output[0].float(), repeat_heads(seen.value, seen.output.shape[1])[0].float()
+    tokens = torch.arange(value.shape[1])
+    taken = own if before is None else torch.matmul(before.probabilities(tokens)[0].to(value.device), value)
+    change = (gradient[0].float() * (taken - own)).sum((0, 2)).double()
+    return {**moments, LAYER_SHARE: change.square().sum().cpu() / 2}
 
 
 def head_vectors(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
@@ -61,8 +70,8 @@ class HeadMoments:
 
     Attributes
     ----------
-    sums : dict of str to Tensor [layers, heads, head_dim, head_dim], float64
-        By the names of `KINDS`.
+    sums : dict of str to Tensor [layers, ...], float64
+        By the names that `head_moments` gives.
     tokens : int
     """
 
@@ -71,7 +80,7 @@ class HeadMoments:
 
     def add(self, layers: Sequence[Mapping[str, Tensor]], tokens: int) -> None:
         """Add a sample: what `head_moments` gave of each layer."""
-        for name in KINDS:
+        for name in layers[0]:
             new = torch.stack([layer[name] for layer in layers])
             self.sums[name] = self.sums[name] + new if name in self.sums else new
         self.tokens += tokens
@@ -86,6 +95,7 @@ class HeadMoments:
         return {
             **{name: each.factors for name, each in packed.items()},
             "scale": torch.stack([packed[name].scale for name in KINDS]).float(),
+            LAYER_SHARE: mean[LAYER_SHARE].float(),
         }
 
 

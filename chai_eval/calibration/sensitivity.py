@@ -31,6 +31,7 @@ from chai_eval.calibration.progress import SavedProgress, progress
 from chai_eval.errors import RunError
 from chai_eval.methods import Method
 from chai_eval.scoring.compare import compare
+from chai_eval.scoring.runner import Runner
 
 # From probabilities [tokens, vocabulary] to a token for each.
 Draw = Callable[[Tensor], Tensor]
@@ -68,9 +69,9 @@ def layer_sensitivity(
         With what is known, from which an interrupted measurement goes on, but for its sha256 in the name.
     """
     saved = SavedProgress(file)
-    before: dict[str, Any] = {"samples": (), "moments": {}, "tokens": 0} | (saved.load() or {})
-    found: list[Tensor] = list(before["samples"])
-    moments = HeadMoments(before["moments"], before["tokens"])
+    known: dict[str, Any] = {"samples": (), "moments": {}, "tokens": 0} | (saved.load() or {})
+    found: list[Tensor] = list(known["samples"])
+    moments = HeadMoments(known["moments"], known["tokens"])
 
     def state() -> dict[str, Any]:
         return {"samples": torch.stack(found), "moments": moments.sums, "tokens": moments.tokens}
@@ -82,7 +83,8 @@ def layer_sensitivity(
                 layers = with_gradients(model, sample, partial(_draw, generator=generator))
                 of_layers = () if serving is None else divergences(layers, serving, probe_tokens)
                 found.append(torch.stack(of_layers) if of_layers else torch.empty(0))
-                moments.add([head_moments(*each) for each in layers], len(sample))
+                before = [None, *(each.seen for each in layers)]
+                moments.add([head_moments(*each, at) for each, at in zip(layers, before, strict=False)], len(sample))
                 saved.offer(state)
     saved.save(state())
     return Sensitivity(torch.stack(found).sum(0) / sum(map(len, samples)), moments)
@@ -149,7 +151,8 @@ def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods:
     """
     # Any token may follow the last one: a divergence does not depend on it.
     sequences = [(*sample.tolist(), 0) for sample in samples]
-    found = compare(model, dict(zip(map(str, count()), methods, strict=False)), sequences, max(map(len, samples)))
+    runner = Runner(model, batch_tokens=max(map(len, samples)))
+    found = compare(runner, dict(zip(map(str, count()), methods, strict=False)), sequences)
     return [sum(row["divergence"] * row["tokens"] for row in rows) / sum(map(len, samples)) for rows in found.values()]
 
 

@@ -79,7 +79,7 @@ class CalibrationSettings(OfflineSettings):
         192, "of the samples, how many tell how much predictions change when a layer is clustered"
     )
     only: Literal["clusters", "moments"] | None = setting(
-        None, "clusters (all but what kv_rank needs) or moments (what kv_rank needs, in minutes); null for both"
+        None, "clusters (all but the moments) or moments (what kv_rank and layer_share need, in minutes); null for both"
     )
     rule: Literal["budget", "elbow", "tolerance"] = setting(
         "budget",

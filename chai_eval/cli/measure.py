@@ -38,7 +38,7 @@ def run_measurements(arguments: Sequence[str], session: Session | None = None) -
     from chai_eval.measure.table import tables
     from chai_eval.methods import build_method
     from chai_eval.session import Session
-    from chai_eval.store import check_writable
+    from chai_eval.store.folder import check_writable
 
     session = session or Session()
     for job in jobs:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chai_eval.errors import SettingError, wrong
 from chai_eval.markdown import markdown
-from chai_eval.store.status import MeasurementStatus, ResultStatus, list_measurements, list_results, list_set_aside
+from chai_eval.store.status import Status, list_measurements, list_results, list_set_aside
 from chai_eval.task_settings import told
 
 
@@ -28,8 +28,7 @@ def status(arguments: Sequence[str]) -> int:
         results_dir = Path(value).expanduser()
     if arguments and not results_dir.is_dir():
         raise wrong("results_dir", str(results_dir), "a folder with results")
-    found = [_line(each) for each in list_results(results_dir)]
-    found += [_measured(each) for each in list_measurements(results_dir)]
+    found = [_line(each) for each in (*list_results(results_dir), *list_measurements(results_dir))]
     set_aside = [f"set aside as damaged: {path}\n" for path in list_set_aside(results_dir)]
     if not found:
         sys.stdout.write(f"no results in {results_dir}\n")
@@ -40,18 +39,8 @@ def status(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _line(each: ResultStatus) -> tuple[str, ...]:
-    folder = each.folder
-    return (folder.model, folder.task, folder.method, folder.key, each.state, each.detail + _scores(each))
-
-
-def _measured(each: MeasurementStatus) -> tuple[str, ...]:
-    return (each.model, "measure", ", ".join(each.contenders), each.key, each.state, each.detail)
-
-
-def _scores(each: ResultStatus) -> str:
-    if each.record is None:
-        return ""
-    prompts = "".join(f", {said}" for said in told(each.record.get("config", {})))
-    metrics = each.record.get("metrics", {})
-    return prompts + "".join(f", {name} {metric['value']:.4f}" for name, metric in metrics.items())
+def _line(each: Status) -> tuple[str, ...]:
+    record = each.record or {}
+    prompts = "".join(f", {said}" for said in told(record.get("config", {})))
+    scores = "".join(f", {name} {metric['value']:.4f}" for name, metric in record.get("metrics", {}).items())
+    return each.model, each.task, each.method, each.key, each.state, each.detail + prompts + scores

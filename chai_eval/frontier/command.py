@@ -28,6 +28,7 @@ from chai_eval.markdown import table as lines_of
 from chai_eval.models import fingerprint, load
 from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, LOGITS_BYTES, compare, most_tokens
+from chai_eval.scoring.runner import Runner
 from chai_eval.store.code import NumericCode
 from chai_eval.store.provenance import versions
 
@@ -115,7 +116,7 @@ def _compared(
         if not file.exists():
             log.info("frontier: sequences %d to %d of %d", number * at_once + 1, number * at_once + len(some),
                      len(sequences))  # fmt: skip
-            compared = compare(model, methods, some, most_tokens(model, LOGITS_BYTES))
+            compared = compare(Runner(model, batch_tokens=most_tokens(model, LOGITS_BYTES)), methods, some)
             part = pd.concat({label: pd.DataFrame(rows) for label, rows in compared.items()}, names=["point"])
             write_whole(file, partial(part.reset_index(level=0).to_parquet, index=False))
         done.append(pd.read_parquet(file))

@@ -21,16 +21,8 @@ PAGE = 1 << 15
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The best of several tries.
-
-    Attributes
-    ----------
-    copy_bytes_per_second : float
-        Of a large copy, bytes read and bytes written together.
-    read_bytes_per_second : float
-        Of a sum, or a product of a large matrix and a vector: bytes that are only read, as weights and caches are.
-    flops_per_second : float
-        Of a large matrix product in the model's precision.
+    """The best of several tries: of a large copy (bytes read and bytes written together), of a sum or a product of a
+    large matrix and a vector (bytes that are only read, as weights and caches are), of a large matrix product.
     """
 
     copy_bytes_per_second: float
@@ -56,45 +48,33 @@ def measure_ceiling(
     nbytes: int | None = None,
     side: int | None = None,
 ) -> Ceiling:
-    """Measure what the device can do at most.
+    """Measure what the device can do at most, in the model's precision.
 
-    Parameters
-    ----------
-    nbytes : int or None
-        Bytes of the copied tensor; by default what doesn't fit into caches.
-    side : int or None
-        Rows and columns of the multiplied matrices.
+    By default the copied tensor has as many bytes as don't fit into caches, and the multiplied matrices a `side` that
+    reaches full speed.
     """
     clock = clock or clock_for(device)
+
+    def best(work: Callable[[], object]) -> float:
+        work()
+        return min(seconds_of(clock, work) for _ in range(TRIES))
+
     nbytes = nbytes or _size(device)
+    source = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    copying = best(lambda: target.copy_(source))
+    whole, width = source.view(torch.float32), 4096
+    matrix = source.view(dtype)[: nbytes // dtype.itemsize // width * width].view(-1, width)
+    vector = torch.ones(width, dtype=dtype, device=device)
+    reading = min(best(lambda: torch.mv(matrix, vector)), best(whole.sum))
     side = side or (CPU_SIDE if device.type == "cpu" else DEVICE_SIDE)
-    copied, read = _bytes_per_second(device, dtype, clock, nbytes)
-    return Ceiling(copied, read, _flops_per_second(device, dtype, clock, side))
+    left = torch.full((side, side), 0.5, dtype=dtype, device=device)
+    out = torch.empty_like(left)
+    multiplying = best(lambda: torch.mm(left, left, out=out))
+    return Ceiling(2 * nbytes / copying, matrix.numel() * dtype.itemsize / reading, 2 * side**3 / multiplying)
 
 
 def _size(device: torch.device) -> int:
     """Bytes to copy: as many as wanted, but no more than an eighth of what is free."""
     wanted, free = CPU_BYTES if device.type == "cpu" else DEVICE_BYTES, free_bytes(device)
     return wanted if free is None else max(min(wanted, free // 8) // PAGE * PAGE, PAGE)
-
-
-def _bytes_per_second(device: torch.device, dtype: torch.dtype, clock: Clock, nbytes: int) -> tuple[float, float]:
-    source = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    target = torch.ones_like(source)
-    copying = _best(clock, lambda: target.copy_(source))
-    whole, width = source.view(torch.float32), 4096
-    matrix = source.view(dtype)[: nbytes // dtype.itemsize // width * width].view(-1, width)
-    vector = torch.ones(width, dtype=dtype, device=device)
-    reading = min(_best(clock, lambda: torch.mv(matrix, vector)), _best(clock, whole.sum))
-    return 2 * nbytes / copying, matrix.numel() * dtype.itemsize / reading
-
-
-def _flops_per_second(device: torch.device, dtype: torch.dtype, clock: Clock, side: int) -> float:
-    left = torch.full((side, side), 0.5, dtype=dtype, device=device)
-    out = torch.empty_like(left)
-    return 2 * side**3 / _best(clock, lambda: torch.mm(left, left, out=out))
-
-
-def _best(clock: Clock, work: Callable[[], object]) -> float:
-    work()
-    return min(seconds_of(clock, work) for _ in range(TRIES))

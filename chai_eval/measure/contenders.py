@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,57 +14,41 @@ from transformers import PreTrainedModel
 from chai_eval.attention import Hooks, Takeover, apply
 from chai_eval.measure_settings import MeasureSettings
 from chai_eval.methods import Method
-from chai_eval.methods.base import LayerFootprint, plain_footprint
+from chai_eval.methods.mha import MHA
 
+# The model's own attention by transformers' names; `rows` is plain attention on the cache that methods have.
+IMPLEMENTATIONS = {"sdpa": "sdpa", "eager": "eager", "flash": "flash_attention_2", "rows": "sdpa"}
 # What ratios are taken to, in this order of preference.
-BASELINE = "mha (sdpa)"
-RIVAL_NAMES = {"sdpa": BASELINE, "eager": "mha (eager)", "flash": "mha (flash)", "rows": "mha (rows)"}
-IMPLEMENTATIONS = {"sdpa": "sdpa", "eager": "eager", "flash": "flash_attention_2"}
+RIVAL_NAMES = {rival: f"mha ({rival})" for rival in IMPLEMENTATIONS}
+BASELINE = RIVAL_NAMES["sdpa"]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that is measured: a model's own attention, or a method.
+    """Something that is measured, under a name that no other has: a method, or a rival of methods.
 
-    Attributes
-    ----------
-    name : str
-        Unique among those that are measured together.
-    rival : str or None
-        `sdpa`, `eager`, `flash` or `rows`; None for a method.
-    method : Method or None
+    A rival is the model's own attention as `sdpa`, `eager` or `flash`, or `rows`; its method clusters nothing.
     """
 
     name: str
     rival: str | None = None
-    method: Method | None = None
+    method: Method = field(default_factory=MHA)
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[Takeover | None]:
         """Run the model as this contender while the context lasts."""
-        with _implementation(model, IMPLEMENTATIONS.get(self.rival or "sdpa", "sdpa")):
-            if self.rival == "rows":
-                # No layer has a plan, so each keeps every head: plain attention on the cache that methods have.
-                with apply(model, Hooks()) as handle:
-                    yield handle
-            elif self.method is not None:
-                with self.method.applied(model) as handle:
-                    yield handle
-            else:
-                yield None
-
-    def hooks(self, model: PreTrainedModel) -> Hooks:
-        """What the method changes in the model's attention; nothing for the model's own."""
-        return Hooks() if self.method is None else self.method.hooks(model)
-
-    def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
-        """What each layer computes and caches; None for a method that simulates a saving by computing everything."""
-        return plain_footprint(model) if self.method is None else self.method.footprint(model)
+        with _implementation(model, IMPLEMENTATIONS[self.rival or "sdpa"]):
+            applied: AbstractContextManager[Takeover | None] = nullcontext()
+            if self.rival is None:
+                applied = self.method.applied(model)
+            elif self.rival == "rows":
+                applied = apply(model, Hooks())
+            with applied as handle:
+                yield handle
 
     def as_config(self) -> dict[str, Any]:
         """Plain JSON values, as records keep them."""
-        settings = {} if self.method is None else self.method.settings()
-        return {"name": self.name, "attention": self.rival, "method": getattr(self.method, "name", "mha"), **settings}
+        return {"name": self.name, "attention": self.rival, "method": self.method.name, **self.method.settings()}
 
 
 def contenders(
@@ -81,7 +65,7 @@ def contenders(
             found.append(Contender(RIVAL_NAMES[rival], rival))
         else:
             notes.append(f"{RIVAL_NAMES[rival]}: not measured, {why}")
-    return [*found, *(each for each in methods if getattr(each.method, "name", None) != "mha")], notes
+    return [*found, *(each for each in methods if each.rival or each.method.name != "mha")], notes
 
 
 def contender(method: Method, name: str | None = None) -> Contender:
@@ -107,13 +91,11 @@ def _missing(model: PreTrainedModel, rival: str) -> str | None:
             return "flash_attn isn't installed"
         if model.dtype not in (torch.float16, torch.bfloat16):
             return f"flash attention has no {str(model.dtype).removeprefix('torch.')}"
-    if rival in IMPLEMENTATIONS:
-        try:
-            with _implementation(model, IMPLEMENTATIONS[rival]):
-                pass
-        except (ValueError, ImportError) as error:
-            return str(error).splitlines()[0]
-    return None
+    try:
+        with _implementation(model, IMPLEMENTATIONS[rival]):
+            return None
+    except (ValueError, ImportError) as error:
+        return str(error).splitlines()[0]
 
 
 @contextmanager

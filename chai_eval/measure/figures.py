@@ -19,12 +19,8 @@ from chai_eval.measure_settings import Point
 class Limit:
     """What a phase takes at least, its parts (see `work.pass_work`) one after the other at the machine's ceiling.
 
-    Attributes
-    ----------
-    times_as_fast_as_mha : float
-        The most that counted work allows, over the model's own attention.
-    share_reached, share_of_times : float or None
-        Of the ceiling, and of that most, what was measured.
+    `times_as_fast_as_mha` is the most that counted work allows, over the model's own attention; `share_reached` and
+    `share_of_times` say how much of the ceiling, and of that most, was measured.
     """
 
     seconds: float
@@ -42,15 +38,15 @@ class Figures:
 
     Attributes
     ----------
-    ttft, tpot : Quantiles or None
+    ttft, tpot
         Time to first token, over generations, and time per output token, over tokens; seconds.
-    prefill_tokens_per_second, tokens_per_second : float or None
+    prefill_tokens_per_second, tokens_per_second
         Of the prefill, and of decoding, all requests together.
-    clustering_share : float or None
+    clustering_share
         Of the time to first token, that which goes into finding memberships.
-    times_as_fast_as : dict
+    times_as_fast_as
         By rival, then by `ttft` and `tpot`.
-    limit : dict
+    limit
         By `ttft` and `tpot`; empty for a method whose saving is only simulated.
     """
 
@@ -63,10 +59,6 @@ class Figures:
     memory: Memory | None = None
     limit: dict[str, Limit] = field(default_factory=dict)
     out_of_memory: OutOfMemory | None = None
-
-    def time(self, figure: str) -> Quantiles | None:
-        """`ttft` or `tpot`."""
-        return {"ttft": self.ttft, "tpot": self.tpot}[figure]
 
 
 @dataclass(frozen=True)
@@ -116,5 +108,4 @@ class Measured:
     @property
     def record(self) -> dict[str, Any]:
         """As JSON values, without the samples."""
-        found: dict[str, Any] = to_json(replace(self, samples=[]))
-        return found
+        return to_json(replace(self, samples=[]))

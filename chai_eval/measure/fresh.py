@@ -20,10 +20,11 @@ from chai_eval.errors import RunError
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure.generation import warm_up
 from chai_eval.measure.memory import Memory, ResidentPeak, measure_memory
-from chai_eval.measure.room import OutOfMemory, free_bytes, is_out_of_memory
+from chai_eval.measure.room import OutOfMemory, attempt, free_bytes
 from chai_eval.measure.serialise import from_json, to_json
 from chai_eval.measure_settings import Point
-from chai_eval.methods import build_method
+from chai_eval.methods import Method, build_method
+from chai_eval.methods.composed import ComposedMethod
 from chai_eval.models import load
 from chai_eval.settings import ModelSettings, parse_model
 
@@ -41,7 +42,8 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
     RunError
         Where that process fails otherwise than for want of memory.
     """
-    asked = {"model": model.as_config(), "contender": _described(contender), "point": vars(point), "seed": seed}
+    described = {"name": contender.name, "rival": contender.rival, "method": recipe(contender.method)}
+    asked = {"model": model.as_config(), "contender": described, "point": vars(point), "seed": seed}
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "chai_eval.measure.fresh"],
@@ -52,40 +54,34 @@ def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed:
         check=False,
     )
     _, reported, answer = done.stdout.rpartition(REPORT)
-    if reported:
-        found: Memory | OutOfMemory = from_json(Memory | OutOfMemory, json.loads(answer))
-        return found
-    if done.returncode == -signal.SIGKILL:  # what the system does to a process that asks for too much
-        return _no_memory()
+    if reported and (found := json.loads(answer)) is not None:
+        memory: Memory = from_json(Memory, found)
+        return memory
+    if reported or done.returncode == -signal.SIGKILL:  # what the system does to a process that asks for too much
+        return OutOfMemory(None, free_bytes(torch.device("cpu")), False)
     last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     raise RunError(f"measure: the process that takes the memory of {contender.name} failed ({last[:300]})")
 
 
-def _no_memory() -> OutOfMemory:
-    return OutOfMemory(None, free_bytes(torch.device("cpu")), False)
+def recipe(method: Method) -> dict[str, Any]:
+    """What `build_method` makes the method of, as JSON values."""
+    if isinstance(method, ComposedMethod):
+        first, *others = map(recipe, method.methods)
+        return {**first, "with": others}
+    given = {each.name: getattr(method, each.name) for each in fields(method)}  # type: ignore[arg-type]
+    return {"name": method.name, **given}
 
 
-def _described(contender: Contender) -> dict[str, Any]:
-    """A contender as JSON values, from which another process builds it again."""
-    method = contender.method
-    options = {} if method is None else {each.name: getattr(method, each.name) for each in fields(method)}  # type: ignore[arg-type]
-    return {"name": contender.name, "rival": contender.rival, "method": method and method.name, "options": options}
-
-
-def _measured(asked: dict[str, Any]) -> Memory | OutOfMemory:
-    try:
-        model, _ = load(parse_model(asked["model"]))
-        given, point, peak = asked["contender"], Point(**asked["point"]), ResidentPeak()
-        method = None if given["method"] is None else build_method(given["method"], **given["options"])
-        contender = Contender(given["name"], given["rival"], method)
-        with contender.applied(model):
-            warm_up(model, point)
-        return measure_memory(model, contender, point, asked["seed"], peak)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return _no_memory()
+def _measured(asked: dict[str, Any]) -> Memory:
+    model, _ = load(parse_model(asked["model"]))
+    given, point, peak = asked["contender"], Point(**asked["point"]), ResidentPeak()
+    contender = Contender(given["name"], given["rival"], build_method(**given["method"]))
+    with contender.applied(model):
+        warm_up(model, point)
+    return measure_memory(model, contender, point, asked["seed"], peak)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(REPORT + json.dumps(to_json(_measured(json.load(sys.stdin)))))
+    given = json.load(sys.stdin)
+    found = attempt(torch.device("cpu"), lambda: _measured(given))
+    sys.stdout.write(REPORT + json.dumps(to_json(found) if isinstance(found, Memory) else None))

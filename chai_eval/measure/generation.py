@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -17,30 +16,28 @@ from chai_eval.measure_settings import Point
 
 @dataclass
 class Generation:
-    """A greedy generation that goes on a forward pass at a time.
+    """A greedy generation that goes on a forward pass at a time, of a model with a method applied, or without.
 
     Attributes
     ----------
-    model : PreTrainedModel
-        With a method applied, or without.
     prompt : Tensor [batch, length], int64
-    cache : Cache or None
-        As the model made it in the prefill.
+    past : dict
+        The cache, by the name that the model gives it; empty before the prefill.
     new : list of Tensor [batch, 1]
         Tokens generated so far.
     """
 
     model: PreTrainedModel
     prompt: Tensor
-    cache: Cache | None = None
+    past: dict[str, Cache] = field(default_factory=dict)
     new: list[Tensor] = field(default_factory=list)
 
     def forward(self) -> None:
         """A forward pass: the whole prompt at once, to the first token; then one more token each."""
-        past = {cache_name(self.model): self.cache} if self.new else {}
         tokens = self.new[-1] if self.new else self.prompt
-        out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **past)
-        self.cache = next(out[name] for name in CACHE_NAMES if name in out)
+        out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **self.past)
+        name = next(name for name in CACHE_NAMES if name in out)
+        self.past = {name: out[name]}
         self.new.append(out.logits[:, -1].argmax(-1, keepdim=True))
 
 
@@ -80,9 +77,3 @@ def warm_up(model: PreTrainedModel, point: Point) -> None:
     generation = Generation(model, prompt(model, point, 0))
     generation.forward()
     generation.forward()
-
-
-def cache_name(model: PreTrainedModel) -> str:
-    """What this version of transformers calls a model's cache."""
-    parameters = inspect.signature(model.forward).parameters
-    return next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[-1])

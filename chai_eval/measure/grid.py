@@ -20,23 +20,14 @@ from chai_eval.measure.generation import warm_up
 from chai_eval.measure.latency import measure_latency
 from chai_eval.measure.memory import DevicePeak, Memory, measure_memory, weight_bytes
 from chai_eval.measure.progress import Progress
-from chai_eval.measure.room import foreseen, guarded
+from chai_eval.measure.room import OutOfMemory, attempt, foreseen
+from chai_eval.measure.statistics import Quantiles
 from chai_eval.measure.work import Pass, pass_work, total
 from chai_eval.measure_settings import MeasureSettings, Point, check_positions
 from chai_eval.methods.base import plain_footprint
 from chai_eval.settings import ModelSettings
 
 log = logging.getLogger(__name__)
-
-
-def check(model: PreTrainedModel, settings: MeasureSettings) -> None:
-    """Refuse settings that the model can't be measured with.
-
-    Raises
-    ------
-    SettingError
-    """
-    check_positions(settings, getattr(model.config.get_text_config(), "max_position_embeddings", None))
 
 
 @dataclass(frozen=True)
@@ -62,9 +53,6 @@ def measure(
     ----------
     model : PreTrainedModel
         In eval mode.
-    methods : sequence of Contender
-        See `contenders.contender`.
-    settings : MeasureSettings
     source : ModelSettings or None
         From which a fresh process loads the model again, to take peak memory on a CPU; None leaves that out.
     clock : Clock or None
@@ -75,21 +63,21 @@ def measure(
     Raises
     ------
     SettingError
-        See `check`.
+        See `check_positions`.
     RunError
         Where a fresh process fails, or progress can't be written.
     """
-    check(model, settings)
+    check_positions(settings, model)
     clock, progress = clock or clock_for(model.device), progress or Progress(None)
     entrants, notes = contenders(model, distinct_names(methods), settings)
     ceiling = progress.part("ceiling", Ceiling, lambda: measure_ceiling(model.device, model.dtype, clock=clock))
     if settings.memory and model.device.type == "cpu" and source is None:
         notes.append("peak memory: not taken, as a fresh process doesn't know how to load this model")
     grid = _Grid(model, entrants, settings, source, clock, ceiling)
-    parts = []
-    for point in settings.points:
-        name = f"{point.length}-{point.batch}-{point.new_tokens}"
-        parts.append(progress.part(name, Part, partial(grid.measure, point)))
+    parts = [
+        progress.part(f"{each.length}-{each.batch}-{each.new_tokens}", Part, partial(grid.measure, each))
+        for each in settings.points
+    ]
     return Measured(
         _model_facts(model, source),
         clock.name,
@@ -131,29 +119,34 @@ class _Grid:
 
     def _with_memory(self, figures: Figures, each: Contender, point: Point) -> Figures:
         model, seed = self.model, self.settings.seed
-        peak = DevicePeak(model.device) if model.device.type == "cuda" else None
-        taken: Memory | None = None
-        with guarded(model.device) as trouble:
-            if peak is not None:
-                with each.applied(model):
-                    warm_up(model, point)
-            taken = measure_memory(model, each, point, seed, peak)
-        if taken is not None and self.source is not None and model.device.type == "cpu":
+
+        def take() -> Memory:
+            if model.device.type != "cuda":
+                return measure_memory(model, each, point, seed, None)
+            with each.applied(model):
+                warm_up(model, point)
+            return measure_memory(model, each, point, seed, DevicePeak(model.device))
+
+        taken = attempt(model.device, take)
+        if isinstance(taken, OutOfMemory):
+            return replace(figures, out_of_memory=taken)
+        if self.source is not None and model.device.type == "cpu":
             taken = replace(taken, fresh_process=fresh_memory(self.source, each, point, seed))
-        return replace(figures, memory=taken, out_of_memory=trouble.found)
+        return replace(figures, memory=taken)
 
     def _limits(self, figures: Figures, each: Contender, point: Point) -> dict[str, Limit]:
         """What each phase takes at the machine's ceiling, and how many times as fast as MHA that allows it to be."""
-        found: dict[str, Limit] = {}
-        layers = each.footprint(self.model)
+        layers = each.method.footprint(self.model)
         if layers is None:
-            return found
+            return {}
+        found: dict[str, Limit] = {}
         for figure in ("ttft", "tpot") if point.steps else ("ttft",):
             run = _pass(point, figure)
             own, plain = (pass_work(self.model, one, run) for one in (layers, plain_footprint(self.model)))
             seconds, whole = self.ceiling.seconds(own), total(own)
             times = self.ceiling.seconds(plain) / seconds
-            taken, beside = figures.time(figure), figures.times_as_fast_as.get(BASELINE, {}).get(figure)
+            taken: Quantiles | None = getattr(figures, figure)
+            beside = figures.times_as_fast_as.get(BASELINE, {}).get(figure)
             found[figure] = Limit(
                 seconds,
                 whole.flops,

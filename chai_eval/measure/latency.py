@@ -13,13 +13,12 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention import Membership, Plan, ProbePlan, apply
 from chai_eval.measure import generation
-from chai_eval.measure.clock import Clock, undisturbed
+from chai_eval.measure.clock import Clock, Turn, in_turn, undisturbed
 from chai_eval.measure.contenders import RIVAL_NAMES, Contender
 from chai_eval.measure.figures import Figures, Sample
 from chai_eval.measure.generation import Times
-from chai_eval.measure.room import OutOfMemory, guarded
+from chai_eval.measure.room import OutOfMemory, attempt
 from chai_eval.measure.statistics import Ratio, quantiles, ratio
-from chai_eval.measure.turns import Turn, in_turn
 from chai_eval.measure_settings import MeasureSettings, Point
 
 
@@ -28,42 +27,41 @@ def measure_latency(
 ) -> tuple[dict[str, Figures], list[Sample]]:
     """Time generations of every contender, in turn within each repetition; warm-up is discarded.
 
-    A contender that runs out of memory has no further turn, and no samples.
-
-    Returns
-    -------
-    (dict of str to Figures, list of Sample)
-        Figures by contender, and a sample for each forward pass.
+    A contender that runs out of memory has no further turn, and no samples (one is for each forward pass).
     """
     if not contenders:  # none has room: no more has its prompt
         return {}, []
     tokens = generation.prompt(model, point, settings.seed)
     failed: dict[str, OutOfMemory] = {}
 
-    def generate(each: Contender) -> Times | None:
-        if each.name in failed:
-            return None
-        with guarded(model.device) as trouble, each.applied(model), undisturbed():
-            times = generation.timed(model, tokens, point.steps, clock)
-        if trouble.found is not None:
-            failed[each.name] = trouble.found
-            return None
-        return times
+    def generate(each: Contender) -> Times:
+        with each.applied(model), undisturbed():
+            return generation.timed(model, tokens, point.steps, clock)
 
-    own_turns = {each.name: partial(generate, each) for each in contenders}
+    def take_turn(each: Contender) -> Times | None:
+        if each.name not in failed:
+            found = attempt(model.device, partial(generate, each))
+            if isinstance(found, Times):
+                return found
+            failed[each.name] = found
+        return None
+
+    own_turns = {each.name: partial(take_turn, each) for each in contenders}
     turns = list(in_turn(own_turns, settings.repetitions, settings.warmup))
     taken: dict[str, list[Times]] = {}
+    samples: list[Sample] = []
     for turn in turns:
         if turn.found is not None and turn.contender not in failed:
             taken.setdefault(turn.contender, []).append(turn.found)
+            samples += _samples(turn, turn.found, point)
     figures = {name: Figures(out_of_memory=trouble) for name, trouble in failed.items()}
     for each in (each for each in contenders if each.name in taken):
-        found = figures[each.name] = summary(taken, each.name, point)
-        if any(plan.probe_tokens for plan in each.hooks(model).plans.values()):
-            with guarded(model.device):
-                share = clustering_share(model, each, tokens, settings, clock)
-                figures[each.name] = replace(found, clustering_share=share)
-    return figures, [sample for turn in turns if turn.contender in taken for sample in _samples(turn, point)]
+        figures[each.name] = summary(taken, each.name, point)
+        if any(plan.probe_tokens for plan in each.method.hooks(model).plans.values()):
+            share = attempt(model.device, partial(clustering_share, model, each, tokens, settings, clock))
+            if isinstance(share, float):
+                figures[each.name] = replace(figures[each.name], clustering_share=share)
+    return figures, samples
 
 
 @torch.inference_mode()
@@ -78,7 +76,7 @@ def clustering_share(
     shares = []
     for repetition in range(-settings.warmup, settings.repetitions):
         calls: list[tuple[Any, Any]] = []
-        hooks = contender.hooks(model)
+        hooks = contender.method.hooks(model)
         hooks.plans = {layer: _watched(plan, clock, calls) for layer, plan in hooks.plans.items()}
         with apply(model, hooks), undisturbed():
             start = clock.mark()
@@ -97,7 +95,7 @@ def summary(taken: Mapping[str, Sequence[Times]], name: str, point: Point) -> Fi
     found = Figures(
         ttft,
         point.batch * point.length / ttft.median,
-        times_as_fast_as={rival: ratios(taken[rival], own) for rival in rivals},
+        times_as_fast_as={rival: _ratios(taken[rival], own) for rival in rivals},
     )
     if not point.steps:
         return found
@@ -108,7 +106,7 @@ def summary(taken: Mapping[str, Sequence[Times]], name: str, point: Point) -> Fi
     )
 
 
-def ratios(baseline: Sequence[Times], other: Sequence[Times]) -> dict[str, Ratio]:
+def _ratios(baseline: Sequence[Times], other: Sequence[Times]) -> dict[str, Ratio]:
     """How many times as fast as a baseline something is: `ttft`, and `tpot` from each repetition's median token."""
     found = {"ttft": ratio(*([each.prefill for each in times] for times in (baseline, other)))}
     if baseline[0].steps:
@@ -131,8 +129,7 @@ def _watched(plan: Plan, clock: Clock, calls: list[tuple[Any, Any]]) -> Plan:
     return replace(plan, cluster=timed)
 
 
-def _samples(turn: Turn[Times | None], point: Point) -> Iterator[Sample]:
-    if turn.found is not None:
-        where = point.length, point.batch, point.new_tokens, turn.contender, turn.repetition, turn.place
-        for token, seconds in enumerate((turn.found.prefill, *turn.found.steps)):
-            yield Sample(*where, "decode" if token else "prefill", token, seconds)
+def _samples(turn: Turn[Any], times: Times, point: Point) -> Iterator[Sample]:
+    where = point.length, point.batch, point.new_tokens, turn.contender, turn.repetition, turn.place
+    for token, seconds in enumerate((times.prefill, *times.steps)):
+        yield Sample(*where, "decode" if token else "prefill", token, seconds)

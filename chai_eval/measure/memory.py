@@ -24,21 +24,19 @@ from chai_eval.methods.base import LayerFootprint, plain_footprint
 
 @dataclass(frozen=True)
 class CacheSize:
-    """What a cache holds.
+    """What a cache holds, in bytes: a "full cache" every head's keys and values, a "clustered" one fewer.
 
     Attributes
     ----------
-    kind : str
-        "full cache": every head's keys and values, in all layers; "clustered": fewer.
-    allocated_bytes : int
+    allocated_bytes
         Storage of keys and values, room to grow included.
-    formula_bytes : int
+    formula_bytes
         L (H + G) d_h elements a layer: K of the key heads that representatives read, V of all, of real tokens.
-    logical_bytes : int
+    logical_bytes
         Elements of real tokens and kept heads that the cache says it has.
-    full_bytes : int
-        What every head's keys and values of as many tokens take: 2 L H_kv d_h elements a layer.
-    projection_bytes : int
+    full_bytes
+        Every head's keys and values of as many tokens: 2 L H_kv d_h elements a layer.
+    projection_bytes
         Weights of the kept heads' projections, gathered once for these requests and held beside the cache.
     """
 
@@ -71,19 +69,17 @@ class PhaseMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one generation.
+    """Memory of one generation; `decode` is None where the prefill gives the only token.
 
     Attributes
     ----------
-    prefill, decode : PhaseMemory
-        `decode` is None where the prefill gives the only token.
-    before_bytes : int or None
+    before_bytes
         In use before the prefill.
-    paths : dict of str to int, or None
+    paths
         How often clustered layers projected all heads, or only representatives, by the path's name.
-    kind : str or None
-        Which peaks were taken, and whether the system let them be reset for each phase (`peak_reset`).
-    fresh_process : Memory, OutOfMemory or None
+    kind, peak_reset
+        Which peaks were taken, and whether the system let them be reset for each phase.
+    fresh_process
         The same generation in a process that has done nothing else.
     """
 
@@ -124,10 +120,7 @@ class DevicePeak:
 class ResidentPeak:
     """Resident memory of this process. Means something in a fresh one only: freed memory needn't be given back.
 
-    Attributes
-    ----------
-    reset : bool
-        The system lets the peak be reset for each phase; otherwise it is that of the process so far.
+    Where the system doesn't let the peak be `reset` for each phase it is that of the process so far.
     """
 
     name = "resident memory of a fresh process"
@@ -162,14 +155,8 @@ Peak = DevicePeak | ResidentPeak
 
 @torch.inference_mode()
 def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, seed: int, peak: Peak | None) -> Memory:
-    """Run one generation and take its memory.
-
-    Parameters
-    ----------
-    peak : Peak or None
-        None where peaks are taken elsewhere.
-    """
-    layers = contender.footprint(model)
+    """Run one generation and take its memory; without a `peak`, that of the cache alone."""
+    layers = contender.method.footprint(model)
     with contender.applied(model) as handle:
         run = generation.Generation(model, generation.prompt(model, point, seed))
         gc.collect()
@@ -180,8 +167,8 @@ def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, s
                 peak.start()
             for _ in range(passes):
                 run.forward()
-            assert run.cache is not None
-            size = cache_size(run.cache, model, point.batch * (point.length + len(run.new) - 1), layers)
+            (cache,) = run.past.values()
+            size = cache_size(cache, model, point.batch * (point.length + len(run.new) - 1), layers)
             if peak is None or before is None:
                 return PhaseMemory(size)
             highest, settled = peak.read(), peak.now()
@@ -197,13 +184,7 @@ def measure_memory(model: PreTrainedModel, contender: Contender, point: Point, s
 def cache_size(
     cache: Cache, model: PreTrainedModel, tokens: int, layers: Sequence[LayerFootprint] | None = None
 ) -> CacheSize:
-    """What a cache of `tokens` tokens, all requests together, holds and should hold.
-
-    Parameters
-    ----------
-    layers : sequence of LayerFootprint or None
-        What the method that filled it caches; None for every head.
-    """
+    """What a cache of `tokens` tokens, all requests together, holds, and should where `layers` say what is cached."""
     shape, size = attention_shape(model), model.dtype.itemsize
     full = 2 * shape.layers * tokens * shape.kv_heads * shape.head_dim * size
     rows = [layer for layer in cache.layers if isinstance(layer, RowLayer)]

@@ -19,28 +19,16 @@ T = TypeVar("T")
 
 
 class Progress:
-    """Parts of a measurement, each written as it is done.
+    """Parts of a measurement, each written as it is done, in a folder until `finish`; without a folder none is.
 
-    Parameters
-    ----------
-    folder : Path or None
-        Where they are kept until `finish`; None keeps none.
-    asked : mapping
-        JSON values that say what is measured, and on what: parts of anything else are not taken.
+    `asked` are JSON values that say what is measured, and on what: parts of anything else are not taken.
     """
 
     def __init__(self, folder: Path | None, asked: Mapping[str, Any] | None = None) -> None:
         self.folder, self.asked = folder, json.loads(json.dumps(asked or {}, default=str))
 
     def part(self, name: str, kind: type[T], measure: Callable[[], T]) -> T:
-        """A part that was written before, or else what `measure` gives, written.
-
-        Parameters
-        ----------
-        name : str
-            Of a file.
-        kind : type
-            What `serialise` can turn into JSON and back.
+        """A part of a kind that was written before under a name, or else what `measure` gives, written.
 
         Raises
         ------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 from chai_eval.attention.shape import attention_shape
 from chai_eval.measure.contenders import Contender
 from chai_eval.measure_settings import Point
+
+T = TypeVar("T")
 
 # Words with which allocators say that there is no memory, where they have no exception of their own.
 NO_MEMORY = re.compile(
@@ -34,19 +36,10 @@ class OutOfMemory:
     foreseen: bool
 
 
-@dataclass
-class Trouble:
-    """What came of a guarded stretch of work."""
-
-    found: OutOfMemory | None = None
-
-
-@contextmanager
-def guarded(device: torch.device) -> Iterator[Trouble]:
-    """Note it where the work inside runs out of memory, and free what it held; other errors pass."""
-    trouble = Trouble()
+def attempt(device: torch.device, work: Callable[[], T]) -> T | OutOfMemory:
+    """What some work gives; where it runs out of memory that is noted, and what it held is freed. Other errors pass."""
     try:
-        yield trouble
+        return work()
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
         if not is_out_of_memory(error):
             raise
@@ -55,7 +48,7 @@ def guarded(device: torch.device) -> Iterator[Trouble]:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        trouble.found = OutOfMemory(asked, free_bytes(device), False)
+        return OutOfMemory(asked, free_bytes(device), False)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -142,11 +135,6 @@ def _left_in_group() -> int | None:
 
 def _asked(message: str) -> int | None:
     """How much an allocator says that it was asked for."""
-    found = re.search(
-        r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)|you tried to allocate (\d+) bytes", message
-    )
-    if found is None:
-        return None
-    if found[3] is not None:
-        return int(found[3])
-    return int(float(found[1]) * 1024 ** ("bytes", "KiB", "MiB", "GiB", "TiB").index(found[2]))
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    found = re.search(rf"[Tt]ried to allocate ([\d.]+) ({'|'.join(units)})", message)
+    return None if found is None else int(float(found[1]) * 1024 ** units.index(found[2]))

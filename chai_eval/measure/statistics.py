@@ -21,6 +21,15 @@ class Ratio:
     low: float | None
     high: float | None
 
+    @property
+    def spread(self) -> str:
+        """The interval, or a dash."""
+        return "–" if self.low is None else f"{self.low:.2f} to {self.high:.2f}"
+
+    def text(self, unit: str = "") -> str:
+        """The ratio, and its interval where it is known."""
+        return f"{self.value:.2f}{unit}" + ("" if self.low is None else f" ({self.spread})")
+
 
 @dataclass(frozen=True)
 class Quantiles:
@@ -35,7 +44,7 @@ class Quantiles:
 
 
 def quantiles(seconds: Sequence[float]) -> Quantiles:
-    """Quantiles of times in seconds."""
+    """Their quantiles, with linear interpolation."""
     p10, p50, p90, p99 = (float(value) for value in np.quantile(seconds, (0.1, 0.5, 0.9, 0.99)))
     return Quantiles(p50, p10, p50, p90, p99, len(seconds))
 
@@ -47,15 +56,10 @@ def ratio(baseline: Sequence[float], other: Sequence[float]) -> Ratio:
     what slowed a repetition down slowed both. It is scipy's `bootstrap(…, paired=True, method="percentile")`, which a
     machine that only measures need not have.
 
-    Parameters
-    ----------
-    baseline, other
-        Seconds by repetition, in the same order.
-
     Raises
     ------
     ValueError
-        Where the two don't pair up, or are empty.
+        Where the seconds by repetition of the two don't pair up, or are empty.
     """
     first, second = np.asarray(baseline, dtype=float), np.asarray(other, dtype=float)
     if first.shape != second.shape or first.ndim != 1 or first.size == 0:

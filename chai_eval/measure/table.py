@@ -33,9 +33,8 @@ def tables(record: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, *(["\n".join(said)] if said else [])]) + "\n"
 
 
-def mib(value: float | None, decimals: int = 1) -> str | None:
-    """Bytes as MiB."""
-    return None if value is None else f"{value / MIB:.{decimals}f}"
+def _mib(value: float | None) -> str | None:
+    return None if value is None else f"{value / MIB:.1f}"
 
 
 def _facts(found: Measured) -> str:
@@ -61,7 +60,7 @@ def _line(point: PointFigures, name: str, figures: Figures, cells: Cells) -> dic
 def _missed(point: PointFigures, name: str, figures: Figures) -> str:
     trouble = figures.out_of_memory
     assert trouble is not None
-    asked, free = (mib(each) or "unknown" for each in (trouble.asked_bytes, trouble.free_bytes))
+    asked, free = (_mib(each) or "unknown" for each in (trouble.asked_bytes, trouble.free_bytes))
     tried = "not tried" if trouble.foreseen else "tried"
     return (
         f"{name}, length {point.length}, batch {point.batch}, {point.new_tokens} new tokens: out of memory "
@@ -84,8 +83,8 @@ def _compared(figures: Figures, figure: str) -> Cells:
     """Ratios (above 1 is faster), the most that counted work allows, how near to it, and to the machine's ceiling."""
     beside, limit = figures.times_as_fast_as, figures.limit.get(figure)
     return {
-        "× sdpa": _times(beside.get(BASELINE, {}).get(figure)),
-        "× eager": _times(beside.get(RIVAL_NAMES["eager"], {}).get(figure)),
+        "× sdpa": _of(beside.get(BASELINE, {}).get(figure), Ratio.text),
+        "× eager": _of(beside.get(RIVAL_NAMES["eager"], {}).get(figure), Ratio.text),
         "limit ×": _of(limit, lambda each: f"{each.times_as_fast_as_mha:.2f}"),
         "of limit": _of(limit, lambda each: _share(each.share_of_times)),
         "of ceiling": _of(limit, lambda each: _share(each.share_reached)),
@@ -99,14 +98,14 @@ def _memory(figures: Figures) -> Cells:
     prefill, decode = (None, None) if taken is None else (taken.peaks.prefill, taken.peaks.decode)
     return {
         "cache": _of(first, lambda cache: cache.kind),
-        "allocated MiB": _of(first, lambda cache: mib(cache.allocated_bytes)),
-        "formula MiB": _of(first, lambda cache: mib(cache.formula_bytes)),
+        "allocated MiB": _of(first, lambda cache: _mib(cache.allocated_bytes)),
+        "formula MiB": _of(first, lambda cache: _mib(cache.formula_bytes)),
         "saved": _of(first, lambda cache: _share(cache.saved)),
-        "at the end MiB": _of(last, lambda cache: mib(cache.allocated_bytes)),
-        "projections MiB": _of(last, lambda cache: mib(cache.projection_bytes)),
-        "peak prefill MiB": _of(prefill, lambda phase: mib(phase.peak_above_before_bytes)),
-        "held after it MiB": _of(prefill, lambda phase: mib(phase.settled_above_before_bytes)),
-        "peak decode MiB": _of(decode, lambda phase: mib(phase.peak_above_before_bytes)),
+        "at the end MiB": _of(last, lambda cache: _mib(cache.allocated_bytes)),
+        "projections MiB": _of(last, lambda cache: _mib(cache.projection_bytes)),
+        "peak prefill MiB": _of(prefill, lambda phase: _mib(phase.peak_above_before_bytes)),
+        "held after it MiB": _of(prefill, lambda phase: _mib(phase.settled_above_before_bytes)),
+        "peak decode MiB": _of(decode, lambda phase: _mib(phase.peak_above_before_bytes)),
     }
 
 
@@ -120,9 +119,3 @@ def _milliseconds(found: Quantiles | None, names: Mapping[str, str]) -> Cells:
 
 def _share(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.1f} %"
-
-
-def _times(found: Ratio | None) -> str | None:
-    if found is None:
-        return None
-    return f"{found.value:.2f}" + ("" if found.low is None else f" ({found.low:.2f} to {found.high:.2f})")

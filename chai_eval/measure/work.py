@@ -6,7 +6,7 @@ at the machine's ceiling is therefore a lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -20,15 +20,8 @@ from chai_eval.methods.base import LayerFootprint
 class Work:
     """Floating-point operations (a multiplication and an addition are two) and bytes moved."""
 
-    flops: float = 0.0
-    bytes: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.bytes + other.bytes)
-
-    def scaled(self, share: float) -> Work:
-        """A share of the same work."""
-        return Work(self.flops * share, self.bytes * share)
+    flops: float
+    bytes: float
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
         """Time where operations and bytes each go at full speed, beside each other."""
@@ -39,10 +32,7 @@ class Work:
 class Pass:
     """A forward pass: `queries` new tokens of each of `batch` requests that have `past` tokens already.
 
-    Attributes
-    ----------
-    causal : bool
-        Count only pairs that a query sees; a kernel that computes the whole square does more.
+    Where it is `causal` only pairs that a query sees count; a kernel that computes the whole square does more.
     """
 
     batch: int
@@ -62,25 +52,17 @@ class Pass:
 def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pass) -> dict[str, Work]:
     """What a forward pass asks for at least, part by part.
 
-    Parameters
-    ----------
-    layers : sequence of LayerFootprint
-        What each layer computes and keeps; narrow projections of queries and keys are counted where a layer has
-        `q_proj` and `k_proj`.
-    run : Pass
+    Narrow projections of queries and keys are counted where a layer has `q_proj` and `k_proj`.
 
     Returns
     -------
     dict of str to Work
         `projections` (of queries, keys and values), `attention`, `other layers`, `head` (logits of the last token).
     """
-    shape = attention_shape(model)
-    modules = attention_layers(model)
-    head = model.get_output_embeddings()
-    projections = other = Work()
-    seen = {id(head)} if head is not None else set()
+    shape, head = attention_shape(model), model.get_output_embeddings()
     whole = LayerFootprint.full(shape)
-    for index, module in modules.items():
+    projections: dict[nn.Linear, Work] = {}
+    for index, module in attention_layers(model).items():
         kept = layers[index]
         shares = {
             "q_proj": kept.scores / whole.scores,
@@ -90,15 +72,13 @@ def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pas
         for name, share in shares.items():
             projection = getattr(module, name, None)
             if isinstance(projection, nn.Linear):
-                seen.add(id(projection))
-                projections = projections + _linear(projection, run, share, _early(kept, run))
-    for each in model.modules():
-        if isinstance(each, nn.Linear) and id(each) not in seen:
-            other = other + _linear(each, run)
-    attention = Work()
-    for kept in layers:
-        attention = attention + attention_work(kept, whole, shape.head_dim, model.dtype.itemsize, run)
-    parts = {"projections": projections, "attention": attention, "other layers": other}
+                projections[projection] = _linear(projection, run, share, _early(kept, run))
+    linear = [each for each in model.modules() if isinstance(each, nn.Linear) and each is not head]
+    parts = {
+        "projections": _sum(projections.values()),
+        "attention": _sum(attention_work(each, whole, shape.head_dim, model.dtype.itemsize, run) for each in layers),
+        "other layers": _sum(_linear(each, run) for each in linear if each not in projections),
+    }
     if isinstance(head, nn.Linear):
         parts["head"] = _linear(head, Pass(run.batch, 1))
     return parts
@@ -107,12 +87,7 @@ def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pas
 def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, size: int, run: Pass) -> Work:
     """What the attention of one layer asks for: scores, values, and keys and values read and the new ones written.
 
-    Parameters
-    ----------
-    layer, whole : LayerFootprint
-        Of the method, and of plain attention.
-    size : int
-        Bytes of a number.
+    `whole` is the layer under plain attention; a number has `size` bytes.
     """
     probe = _early(layer, run)
     early, late = run.pairs(0, probe), run.pairs(probe)
@@ -126,7 +101,12 @@ def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, 
 
 def total(parts: dict[str, Work]) -> Work:
     """All parts together."""
-    return sum(parts.values(), Work())
+    return _sum(parts.values())
+
+
+def _sum(several: Iterable[Work]) -> Work:
+    each = list(several)
+    return Work(sum((one.flops for one in each), 0.0), sum((one.bytes for one in each), 0.0))
 
 
 def _early(layer: LayerFootprint, run: Pass) -> int:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 # Of queries, of what they ask of keys, of the gradients of predictions by heads' outputs, and of those outputs.
 QUERY, PULL, GRADIENT, OUTPUT = KINDS = ("query", "pull", "gradient", "output")
+# Of each layer, the divergence when it takes the attention probabilities of the layer before.
+LAYER_SHARE = "layer_share"
 
 
 class Packed(NamedTuple):

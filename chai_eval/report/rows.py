@@ -25,8 +25,8 @@ from chai_eval.task_settings import told
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from chai_eval.evaluation import Result
     from chai_eval.methods import Method
-    from chai_eval.scored import Result
     from chai_eval.session import LoadedModel
     from chai_eval.settings import Settings
 

@@ -12,14 +12,7 @@ from chai_eval.task_settings import PromptSettings
 
 
 class ChatTemplate:
-    """What of lm-eval's view of a model renders conversations, without the model.
-
-    Parameters
-    ----------
-    tokenizer : PreTrainedTokenizerBase
-    text : str
-        The template itself.
-    """
+    """What of lm-eval's view of a model renders conversations by a template, without the model."""
 
     apply_chat_template = HFLM.apply_chat_template
 
@@ -50,16 +43,12 @@ def chat_template(tokenizer: Any, prompts: PromptSettings) -> ChatTemplate | Non
         raise wrong("apply_chat_template", asked, ", ".join(["false", *whole, *sorted(templates)]))
     template = ChatTemplate(tokenizer, templates[name])
     if prompts.system_instruction is not None:
-        _check_system_turn(template)
+        # lm-eval leaves it out where the template takes none.
+        turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        try:
+            tokenizer.apply_chat_template(turns, tokenize=False, **template.chat_template_args)
+        except TemplateError as error:
+            raise SettingError(
+                f"system_instruction: given, and the chat template takes no turn of the system ({error}); allowed: null"
+            ) from error
     return template
-
-
-def _check_system_turn(template: ChatTemplate) -> None:
-    # lm-eval leaves it out then.
-    turns = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    try:
-        template.tokenizer.apply_chat_template(turns, tokenize=False, **template.chat_template_args)
-    except TemplateError as error:
-        raise SettingError(
-            f"system_instruction: given, and the chat template takes no turn of the system ({error}); allowed: null"
-        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -12,10 +13,9 @@ from chai_eval.attention.logits import logits_at
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.methods.base import Method
 from chai_eval.methods.mha import MHA
-from chai_eval.scoring.divergence import kl_divergence
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, Document, PackedInput, ScoringRequest, Tokens, batches, packed_input
-from chai_eval.scoring.ranks import Ranks
+from chai_eval.scoring.runner import Runner
 
 # Logits compared at once, in float32: 64 MiB.
 BLOCK_ELEMENTS = 1 << 24
@@ -36,12 +36,9 @@ def most_tokens(model: PreTrainedModel, size: int) -> int:
 
 @torch.no_grad()
 def compare(
-    model: PreTrainedModel,
+    runner: Runner,
     methods: Mapping[str, Method],
     sequences: Sequence[Tokens],
-    batch_tokens: int,
-    *,
-    ranks: Ranks | None = None,
     after: Callable[[int], object] = lambda done: None,
 ) -> dict[str, list[Row]]:
     """Compare methods with plain attention on sequences of tokens, in packed rows as scoring lays them out.
@@ -52,29 +49,27 @@ def compare(
 
     Parameters
     ----------
+    runner : Runner
+        A pass has `LOGITS_BYTES` of logits at most in any case; a longer sequence has one of its own.
     methods : mapping of any name to Method
     sequences : sequence of tuples of int
         Of any lengths from 2.
-    batch_tokens : int
-        Most tokens in a pass, `LOGITS_BYTES` of logits in any case; a longer sequence has a pass of its own.
-    ranks : Ranks or None
-        Processes that share the passes; the same is returned in all of them.
     after : callable
         Told after each round of passes under a method how many sequences all processes have compared in it.
 
     Returns
     -------
     dict of list of dict
-        By method, for each sequence `tokens` (predicted ones), the means over them that `Fidelity.samples` has, and
-        `infinite_tokens`: for how many of them the divergence is infinite.
+        The same in all processes. By method, for each sequence `tokens` (predicted ones), the means over them that
+        `Fidelity.samples` has, and `infinite_tokens`: for how many of them the divergence is infinite.
     """
-    ranks = ranks or Ranks()
+    model = runner.model
     asked = [ScoringRequest(each[:1], each[1:]) for each in sequences]
     rows = [Document(each.fed, (), ((number, None, len(each.fed)),)) for number, each in enumerate(asked)]
-    plan = batches(rows, min(batch_tokens, most_tokens(model, LOGITS_BYTES)), rotary_lengths(model).alike)
+    plan = batches(rows, min(runner.budget(), most_tokens(model, LOGITS_BYTES)), rotary_lengths(model).alike)
     found: dict[str, dict[int, Row]] = {name: {} for name in methods}
-    for held in _held_together(plan, most_tokens(model, HELD_BYTES), ranks.size):
-        for name, compared in _compare_passes(model, methods, held, asked, ranks, after).items():
+    for held in _held_together(plan, most_tokens(model, HELD_BYTES), runner.ranks.size):
+        for name, compared in _compare_passes(runner, methods, held, asked, after).items():
             found[name].update(compared)
     return {name: [each[number] for number in range(len(sequences))] for name, each in found.items()}
 
@@ -91,14 +86,14 @@ def _held_together(plan: Sequence[Batch], most: int, size: int) -> list[list[Bat
 
 
 def _compare_passes(
-    model: PreTrainedModel,
+    runner: Runner,
     methods: Mapping[str, Method],
     plan: Sequence[Batch],
     asked: Sequence[ScoringRequest],
-    ranks: Ranks,
     after: Callable[[int], object],
 ) -> dict[str, dict[int, Row]]:
     """By method and number of the sequence, from passes whose logits under plain attention are held together."""
+    model, ranks = runner.model, runner.ranks
     packed = {number: packed_input(plan[number], asked) for number in range(ranks.rank, len(plan), ranks.size)}
     with MHA().applied(model):
         expected = {number: _logits(model, each).cpu() for number, each in packed.items()}
@@ -152,3 +147,17 @@ def _compare(expected: Tensor, given: Tensor, target: Tensor) -> Tensor:
 def _means(values: Tensor) -> Row:
     infinite = int(values[MEANS.index("divergence")].isinf().sum())
     return {"tokens": values.shape[1], **dict(zip(MEANS, values.mean(1).tolist(), strict=True)), INFINITE: infinite}
+
+
+def kl_divergence(expected: Tensor, given: Tensor) -> Tensor:
+    """KL(expected ‖ given) of distributions by their logarithms: Σ p (log p − log q), where 0 log 0 is 0.
+
+    Logarithms may be −inf, as of the tokens that only pad a vocabulary: where p is nought the term is, and where q
+    alone is nought the divergence is infinite.
+
+    Of log-probabilities `[..., vocabulary]` in the precision to compute in, it gives `[...]` in nats, never below zero.
+    """
+    terms = expected.exp() * (expected - given)
+    # By the logarithms: a probability too small for the precision is none that is ruled out.
+    terms = terms.masked_fill(given == -math.inf, math.inf).masked_fill(expected == -math.inf, 0)
+    return terms.sum(-1).clamp(min=0)  # below zero by rounding only

@@ -6,7 +6,6 @@ keys and values after it, and its attention of one new token.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +23,9 @@ from chai_eval.scoring.pack import ScoringRequest, Tokens
 
 @dataclass(frozen=True)
 class Decoding:
-    """Requests that are decoded together.
+    """Requests that are decoded together: contexts, each prefilled once, and what goes on from each.
 
-    Attributes
-    ----------
-    contexts : tuple of tuples of int
-        Each prefilled once.
-    continued : tuple of tuples of int
-        By context, the numbers of the requests that go on from it, longest continuation first.
+    `continued` has, by context, the numbers of those requests, longest continuation first.
     """
 
     contexts: tuple[Tokens, ...]
@@ -46,12 +40,8 @@ class Decoding:
 def decodings(requests: Sequence[ScoringRequest], batch_tokens: int) -> list[Decoding]:
     """Plan which requests are decoded together: those of one context, and contexts of similar length, longest first.
 
-    The plan depends on the requests and the budget alone.
-
-    Parameters
-    ----------
-    batch_tokens : int
-        Most tokens in the cache, rows times the longest of them; a longer request is decoded alone.
+    The plan depends on the requests and the budget alone: so many tokens are in the cache at most, rows times the
+    longest of them; a longer request is decoded alone.
     """
 
     def length(numbers: Sequence[int]) -> int:
@@ -92,24 +82,23 @@ class DecodedLM(PackedLM):
         return decodings(asked, 1 if self._rotary else self.batch_tokens)
 
     @torch.inference_mode()
-    def _score(self, batch: Decoding, asked: Sequence[ScoringRequest]) -> list[tuple[int, list[Any]]]:
-        """Decode a batch: for each request its log-likelihood and whether it is what greedy decoding gives."""
+    def _score(self, batch: Decoding, asked: Sequence[ScoringRequest]) -> list[Any]:
+        """Decode a batch: for each of its requests the log-likelihood and whether it is what greedy decoding gives."""
         self._rotary.forget()
         cached = _Cached(self.model, batch.contexts)
         scores: dict[int, list[Any]] = {number: [0.0, True] for number in batch.requests}
-        going = batch.requests
+        going, at = batch.requests, 0
         row = [context for context, numbers in enumerate(batch.continued) for _ in numbers]  # of each that goes on
-        for at in itertools.count():
+        while True:
             target = [asked[number].continuation[at] for number in going]
             for number, (chosen, best) in zip(going, cached.scored(row, target), strict=True):
                 scores[number] = [scores[number][0] + chosen, scores[number][1] and best]
             left = [index for index, number in enumerate(going) if len(asked[number].continuation) > at + 1]
             if not left:
-                return list(scores.items())
+                return list(scores.values())
             cached.keep([row[index] for index in left])
             cached.step([target[index] for index in left])
-            going, row = [going[index] for index in left], list(range(len(left)))
-        raise AssertionError("every continuation ends")
+            going, row, at = [going[index] for index in left], list(range(len(left))), at + 1
 
 
 class _Cached:

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.errors import RunError
 from chai_eval.methods.base import Method
 from chai_eval.scoring.decode import DecodedLM
-from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM, Scored
+from chai_eval.scoring.lm import GENERATION_BATCH, PackedLM
 from chai_eval.scoring.own_tasks import sandboxed_templates
 from chai_eval.scoring.prepare import PreparedTask
-from chai_eval.scoring.ranks import Ranks
+from chai_eval.scoring.runner import Runner
+from chai_eval.store.journal import Journal
 
 # Resamplings for the standard errors that have no formula (perplexity and the like); means have one.
 BOOTSTRAP_ITERATIONS = 1000
+SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
 @dataclass(frozen=True)
@@ -48,63 +48,44 @@ class Scores:
 
 
 def score(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    runner: Runner,
     method: Method,
     prepared: PreparedTask,
     *,
     scoring: str = "packed",
-    batch_tokens: int | None = None,
-    journal: Scored | None = None,
-    progress: bool = True,
-    ranks: Ranks | None = None,
+    journal: Journal | None = None,
 ) -> Scores | None:
-    """Score a task under a method, which is put into the model and taken out again.
+    """Score a task under a method, put into the model and taken out again; None in all processes but the first.
 
     Parameters
     ----------
     scoring : "packed" or "decode"
         Requests in packed rows, or contexts at once and their continuations token by token through the cache.
-    batch_tokens : int or None
-        Most tokens in a forward pass, those in the cache included; None chooses by the device.
-    journal : Scored or None
+    journal : Journal or None
         Requests found there are not scored again, and those scored are added.
-    ranks : Ranks or None
-        Processes that share the work; all must have been given the same, journalled requests included.
-
-    Returns
-    -------
-    Scores or None
-        None in all processes but the first.
 
     Raises
     ------
     RunError
         For logits that are not finite, or a metric that is not.
     """
-    ranks = ranks or Ranks()
-    # The same plan of batches for all, so that of the smallest device.
-    budget = min(ranks.gather(batch_tokens or default_batch_tokens(model)))
-    with method.applied(model):
+    task = prepared.task_name
+    with method.applied(runner.model):
         lm = (DecodedLM if scoring == "decode" else PackedLM)(
-            model,
-            tokenizer,
+            runner,
             method,
-            batch_tokens=budget,
             journal=journal,
-            description=f"{prepared.task_name} under {method.name}",
-            progress=progress,
+            description=f"{task} under {method.name}",
             chat_template=prepared.chat_template,
             seed=prepared.seed,
-            ranks=ranks,
         )
         results = _evaluated(lm, prepared)
-    if not ranks.first:
+    if not runner.ranks.first:
         return None  # nor has lm-eval given any results: it looks at the launcher's LOCAL_RANK
     return Scores(
-        _samples(prepared.task, results["samples"][prepared.task_name]),
-        _metrics(prepared.task_name, results["results"][prepared.task_name]),
-        {"batch_tokens": budget, "generation_batch": GENERATION_BATCH},
+        _samples(prepared.task, results["samples"][task]),
+        _metrics(task, results["results"][task]),
+        {"batch_tokens": lm.batch_tokens, "generation_batch": GENERATION_BATCH},
     )
 
 
@@ -121,27 +102,9 @@ def _evaluated(lm: PackedLM, prepared: PreparedTask) -> dict[str, Any]:
             system_instruction=prepared.prompts.system_instruction,
             apply_chat_template=prepared.chat_template is not None,
             fewshot_as_multiturn=prepared.prompts.multiturn,
-            random_seed=prepared.seed,
-            numpy_random_seed=prepared.seed,
-            torch_random_seed=prepared.seed,
-            fewshot_random_seed=prepared.seed,
+            **dict.fromkeys(SEEDS, prepared.seed),
         )
     return results
-
-
-def default_batch_tokens(model: PreTrainedModel) -> int:
-    """Tokens in a forward pass where nobody says: what keeps the cores busy, or a part of the GPU's whole memory.
-
-    From the total, not the free memory: the batches of a run that goes on are those it began with.
-    """
-    if model.device.type != "cuda":
-        return 1024
-    config = model.config.get_text_config()
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    spare = max(torch.cuda.get_device_properties(model.device).total_memory - weights, 0) // 4
-    # The widest things a token needs at once: its logits in float32 (twice), its layer's activations.
-    per_token = 8 * config.vocab_size + 64 * config.hidden_size
-    return int(min(max(spare // per_token, 1024), 65536))
 
 
 def _samples(task: Task, logged: list[dict[str, Any]]) -> pd.DataFrame:
@@ -169,10 +132,7 @@ def _number(value: Any) -> float | str:
 def _metrics(task: str, results: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     """lm-eval's `{"acc,none": …, "acc_stderr,none": …}` as `{"acc": {"value": …, "stderr": …}}`.
 
-    Raises
-    ------
-    RunError
-        For a metric that is no finite number, which no record can hold.
+    RunError for a metric that is no finite number, which no record can hold.
     """
     found: dict[str, dict[str, float | None]] = {}
     for entry, value in results.items():
@@ -183,8 +143,7 @@ def _metrics(task: str, results: dict[str, Any]) -> dict[str, dict[str, float | 
         if not math.isfinite(value):
             reason = "it has no value for them" if math.isnan(value) else "the model rules out (logit -inf) their text"
             raise RunError(f"{task}: {name} of these documents is {value}: {reason}; allowed: a finite number")
-        stderr = results.get(f"{metric}_stderr,{kind}")
-        if not isinstance(stderr, (int, float)) or not math.isfinite(stderr):
-            stderr = None
-        found[name] = {"value": float(value), "stderr": None if stderr is None else float(stderr)}
+        stderr: Any = results.get(f"{metric}_stderr,{kind}")
+        known = isinstance(stderr, (int, float)) and math.isfinite(stderr)
+        found[name] = {"value": float(value), "stderr": float(stderr) if known else None}
     return found

@@ -1,25 +1,28 @@
-"""How close a method's predictions stay to plain attention's, token by token: finer than the accuracy of any task."""
+"""How close a method's predictions stay to plain attention's, token by token, on a text or the documents of a task."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.data.text import cut
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, INFINITE, LOGITS_BYTES, Row, compare, most_tokens
+from chai_eval.scoring.prepare import PreparedTask
+from chai_eval.scoring.runner import Runner
+from chai_eval.scoring.tokens import request_tokens
 
 
 @dataclass(frozen=True)
@@ -62,37 +65,20 @@ class Fidelity:
     samples: pd.DataFrame
 
 
-def fidelity(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    method: Method,
-    texts: Iterable[str],
-    *,
-    tokens: int = 512,
-    sequences: int | None = None,
-    batch_tokens: int | None = None,
-) -> Fidelity:
-    """Compare one method with plain attention; see `fidelities`."""
-    found = fidelities(
-        model, tokenizer, {"": method}, texts, tokens=tokens, sequences=sequences, batch_tokens=batch_tokens
-    )
-    return found[""]
-
-
 def fidelities(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    runner: Runner,
     methods: Mapping[str, Method],
     texts: Iterable[str],
     *,
     tokens: int = 512,
     sequences: int | None = None,
-    batch_tokens: int | None = None,
 ) -> dict[str, Fidelity]:
     """Compare methods with plain attention on the same tokens, which it reads once for all of them.
 
     Parameters
     ----------
+    runner : Runner
+        Unless it says how many tokens a pass has, they are as many as have `LOGITS_BYTES` of logits.
     methods : mapping of any name to Method
     texts : iterable of str
         Documents, cut into sequences that follow each other.
@@ -100,32 +86,50 @@ def fidelities(
         Length of a sequence, BOS included.
     sequences : int or None
         How many to compare; None for all there are.
-    batch_tokens : int or None
-        Most tokens in a pass; None as many as have `LOGITS_BYTES` of logits, which is the most in any case.
 
-    Raises
-    ------
-    SettingError
-        Where there is no text, or a method does not fit the model.
-    RunError
-        For logits that are not finite.
+    SettingError where there is no text, or a method does not fit the model; RunError for logits that are not finite.
     """
+    model = runner.model
     for method in methods.values():
         method.check(model)
-    budget = batch_tokens or most_tokens(model, LOGITS_BYTES)
+    runner = replace(runner, batch_tokens=runner.batch_tokens or most_tokens(model, LOGITS_BYTES))
     rows: dict[str, list[Row]] = {name: [] for name in methods}
     # A sequence that is too short to predict anything tells nothing.
-    read = (each for each in cut(texts, tokenizer, tokens) if len(each) > 1)
-    stream = (tuple(each.tolist()) for each in embedded(model, tokenizer, read, sequences))
+    read = (each for each in cut(texts, runner.tokenizer, tokens) if len(each) > 1)
+    stream = (tuple(each.tolist()) for each in embedded(model, runner.tokenizer, read, sequences))
     held = max(most_tokens(model, HELD_BYTES) // tokens, 1)
     total = None if sequences is None else sequences * len(methods)
     with tqdm(total=total, desc="fidelity", disable=None) as bar:
         while chunk := list(itertools.islice(stream, held)):
-            for name, found in compare(model, methods, chunk, budget, after=bar.update).items():
+            for name, found in compare(runner, methods, chunk, after=bar.update).items():
                 rows[name] += found
     if not all(rows.values()):
         raise SettingError("text: no text of two tokens or more given; allowed: text to predict")
     return {name: summary(pd.DataFrame(each)) for name, each in rows.items()}
+
+
+def task_fidelity(runner: Runner, method: Method, prepared: PreparedTask, documents: int) -> Fidelity | None:
+    """Compare a method with plain attention on the first documents of a task, each by its first request.
+
+    The same in all processes; `samples` begins with a column `doc_id`. None where no document has two tokens or more:
+    nothing is predicted. RunError for logits that are not finite.
+    """
+    first = first_requests(prepared)[:documents]
+    read = request_tokens(runner.model, runner.tokenizer, first)
+    tokens = {request.doc_id: each for request, each in zip(first, read, strict=True) if len(each) > 1}
+    if not tokens:
+        return None
+    with runner.bar(f"{prepared.task_name} under {method.name}, against mha", len(tokens)) as bar:
+        found = compare(runner, {method.name: method}, list(tokens.values()), after=bar.update)
+    samples = pd.DataFrame(found[method.name])
+    samples.insert(0, "doc_id", list(tokens))
+    return summary(samples)
+
+
+def first_requests(prepared: PreparedTask) -> list[Instance]:
+    """The first request of every document, in the order of documents."""
+    ordered = sorted(prepared.task.instances, key=lambda each: (each.doc_id, each.idx))
+    return [next(requests) for _, requests in itertools.groupby(ordered, key=lambda each: each.doc_id)]
 
 
 def summary(samples: pd.DataFrame) -> Fidelity:

@@ -18,7 +18,6 @@ def check_finite(model: PreTrainedModel, given: Mapping[str, Any], highest: Tens
 
     Parameters
     ----------
-    model : PreTrainedModel
     given : mapping
         Arguments of the forward pass that gave the scores; it is run once more to find the layer.
     highest : Tensor

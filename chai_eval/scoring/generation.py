@@ -30,7 +30,7 @@ def is_sampled(settings: Mapping[str, Any]) -> bool:
 def generation_batches(
     model: PreTrainedModel, requests: Sequence[tuple[str, Mapping[str, Any]]], begin: str | None, size: int
 ) -> list[list[int]]:
-    """Split requests into batches of which each text is the one that it would be alone.
+    """Split requests, by number, into batches of which each text is the one that it would be alone.
 
     Parameters
     ----------
@@ -41,11 +41,6 @@ def generation_batches(
         there already.
     size : int
         Most requests in a batch.
-
-    Returns
-    -------
-    list of list of int
-        Numbers of requests.
     """
     own = model.generation_config
     # The longest prompt of a batch may change what rotary embeddings give to all.

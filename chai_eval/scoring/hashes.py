@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from chai_eval.checksum import sha256_of
+
 
 def content_hash(content: Any) -> str:
     """Hash of plain values and the functions among them, as a sha256 in hex: the same in every process."""
@@ -22,5 +24,5 @@ def _plain(value: Any) -> str:
         source = inspect.getsourcefile(value)
     except TypeError:  # what a class or `partial` makes
         source = inspect.getsourcefile(type(value))
-    code = b"" if source is None else Path(source).read_bytes()
-    return f"{getattr(value, '__qualname__', type(value).__qualname__)} {hashlib.sha256(code).hexdigest()}"
+    code = "" if source is None else sha256_of(Path(source))
+    return f"{getattr(value, '__qualname__', type(value).__qualname__)} {code}"

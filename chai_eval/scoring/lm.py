@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
-from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.attention.logits import logits_at
 from chai_eval.attention.rope import rotary_lengths
@@ -25,44 +22,15 @@ from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import pad_embedded
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.generation import generation_batches, is_sampled, stops
+from chai_eval.scoring.hashes import content_hash
 from chai_eval.scoring.pack import ScoringRequest, batches, documents, packed_input
-from chai_eval.scoring.ranks import Ranks
+from chai_eval.scoring.runner import Runner
+from chai_eval.store.journal import Journal
 
 log = logging.getLogger(__name__)
 
 # Requests generated together; fixed, so that an interrupted run meets the same batches again.
 GENERATION_BATCH = 8
-
-
-class Scored(Protocol):
-    """Where scores are kept as they are made; see `chai_eval.store.journal`."""
-
-    def get(self, request_key: str) -> Any:
-        """What was kept under a key, or None."""
-
-    def append_many(self, entries: Iterable[tuple[str, Any]]) -> None:
-        """Keep entries, so that they outlive the process."""
-
-
-class Together(Protocol):
-    """Requests that are scored together."""
-
-    @property
-    def requests(self) -> list[int]:
-        """Their numbers."""
-
-
-class InMemory:
-    """Scores kept while the process lives, where nobody asked for more."""
-
-    def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
-        self._kept = dict(kept or {})
-
-    def get(self, request_key: str) -> Any:
-        return self._kept.get(request_key)
-
-    def append_many(self, entries: Iterable[tuple[str, Any]]) -> None:
-        self._kept.update(entries)
 
 
 class PackedLM(HFLM):
@@ -74,58 +42,43 @@ class PackedLM(HFLM):
 
     Parameters
     ----------
-    model : PreTrainedModel
-        With the method already applied.
-    tokenizer : PreTrainedTokenizerBase
+    runner : Runner
+        Its model with the method already applied. Each of its processes does a batch of every round, after which all
+        know all its scores; lm-eval is not told, so that what it makes of the scores is what it makes of them in one.
     method : Method
-    batch_tokens : int
-        Most tokens in a forward pass.
-    journal : Scored or None
-        Requests found there are not scored again.
-    description : str
-        Shown on the progress bar.
+    journal : Journal or None
+        Requests found there are not scored again, and those scored are added.
     chat_template : str or None
         Through which lm-eval renders prompts where it is told to.
     seed : int
         Of texts that are drawn at random.
-    ranks : Ranks or None
-        Processes that score together: each a batch of every round, after which all know all its scores. lm-eval is not
-        told, so that what it makes of the scores is what it makes of them in one process.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        runner: Runner,
         method: Method,
         *,
-        batch_tokens: int,
-        journal: Scored | None = None,
+        journal: Journal | None = None,
         description: str = "",
-        progress: bool = True,
         chat_template: str | None = None,
         seed: int = 0,
-        ranks: Ranks | None = None,
     ) -> None:
         super().__init__(
-            pretrained=model,
-            tokenizer=tokenizer,
+            pretrained=runner.model,
+            tokenizer=runner.tokenizer,
             backend="causal",
             batch_size=sys.maxsize,  # what HFLM hands on at once is laid out here, all windows of all texts in one plan
             chat_template_args=None if chat_template is None else {"chat_template": chat_template},
         )
-        pad_embedded(model, self.tokenizer)
-        self.method = method
-        self._rotary = rotary_lengths(model)
-        self.seed = seed
-        self.batch_tokens = batch_tokens
-        self.journal: Scored = journal if journal is not None else InMemory()
-        self.description = description
-        self.ranks = ranks or Ranks()
-        self.progress = progress and self.ranks.first
+        pad_embedded(runner.model, self.tokenizer)
+        self.runner, self.method, self.description, self.seed = runner, method, description, seed
+        self.batch_tokens = runner.budget()
+        self.journal = Journal() if journal is None else journal
+        self._rotary = rotary_lengths(runner.model)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        return super().loglikelihood(requests, disable_tqdm=True)  # its bars; ours is `_bar`
+        return super().loglikelihood(requests, disable_tqdm=True)  # its bars; ours is the runner's
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         return super().loglikelihood_rolling(requests, disable_tqdm=True)
@@ -141,25 +94,28 @@ class PackedLM(HFLM):
             for _, context, continuation in requests
         ]
         self._warn_of_cut(sum(len(context) + len(ending) > self.max_length + 1 for _, context, ending in requests))
-        keys = [_tokens_key(request) for request in asked]
-        plan = self._plan(asked)
-        waiting = [batch for batch in plan if any(self.journal.get(keys[number]) is None for number in batch.requests)]
-        left = sum(len(batch.requests) for batch in waiting)
-        with self._bar(len(asked), len(asked) - left) as bar:
-            for scores in self.ranks.rounds(waiting, lambda batch: self._score(batch, asked)):
-                self.journal.append_many([(keys[number], score) for number, score in scores])
-                bar.update(len(scores))
-        found = [self.journal.get(key) for key in keys]
-        return [(float(loglikelihood), bool(greedy)) for loglikelihood, greedy in found]
+        keys = [_key([request.context, request.continuation]) for request in asked]
+        work = [(batch.requests, partial(self._score, batch, asked)) for batch in self._plan(asked)]
+        return [(float(loglikelihood), bool(greedy)) for loglikelihood, greedy in self._answers(keys, work)]
 
-    def _plan(self, asked: Sequence[ScoringRequest]) -> Sequence[Together]:
-        """Which requests are scored together: by the requests and the budget alone."""
+    def _answers(self, keys: Sequence[str], work: Sequence[tuple[list[int], Callable[[], list[Any]]]]) -> list[Any]:
+        """Answers to requests from the journal, after the work that it lacks: each on some requests, by number."""
+        waiting = [each for each in work if any(keys[number] not in self.journal for number in each[0])]
+        left = sum(len(numbers) for numbers, _ in waiting)
+        with self.runner.bar(self.description, len(keys), len(keys) - left) as bar:
+            for found in self.runner.ranks.rounds(waiting, lambda each: zip(each[0], each[1](), strict=True)):
+                self.journal.append_many((keys[number], answer) for number, answer in found)
+                bar.update(len(found))
+        return [self.journal[key] for key in keys]
+
+    def _plan(self, asked: Sequence[ScoringRequest]) -> Sequence[Any]:
+        """Batches, with the numbers of their `requests`: by the requests and the budget alone."""
         rows = documents(asked, self.method.shared_context, self.batch_tokens, self._rotary.alike)
         return batches(rows, self.batch_tokens, self._rotary.alike)
 
     @torch.inference_mode()
-    def _score(self, batch: Any, asked: Sequence[ScoringRequest]) -> list[tuple[int, list[Any]]]:
-        """Score one pass: for each request its log-likelihood and whether it is what greedy decoding gives."""
+    def _score(self, batch: Any, asked: Sequence[ScoringRequest]) -> list[Any]:
+        """Score one pass: for each of its requests the log-likelihood and whether it is what greedy decoding gives."""
         packed = packed_input(batch, asked)
         device = self.device
         given = {"input_ids": packed.tokens.to(device), "rows": packed.rows.to(device)}
@@ -171,15 +127,8 @@ class PackedLM(HFLM):
         source, target = packed.source.to(device), packed.target.to(device)
         token_scores = log_probabilities[source, target]
         is_best = best_token[source] == target
-        scores = []
-        for number, chosen, best in zip(
-            batch.requests,
-            token_scores.double().cpu().split(packed.counts),
-            is_best.cpu().split(packed.counts),
-            strict=True,
-        ):
-            scores.append((number, [float(chosen.sum()), bool(best.all())]))
-        return scores
+        by_request = (each.cpu().split(packed.counts) for each in (token_scores.double(), is_best))
+        return [[float(chosen.sum()), bool(best.all())] for chosen, best in zip(*by_request, strict=True)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         keys = _text_keys(requests)
@@ -187,22 +136,16 @@ class PackedLM(HFLM):
         self._warn_of_cut(sum(map(self._is_cut, requests)))
         generate = super().generate_until
 
-        def written(chunk: list[int]) -> list[tuple[int, str]]:
+        def written(chunk: list[int]) -> list[str]:
             self._rotary.forget()
             # What is drawn is the same where a run goes on after some of it.
             torch.manual_seed(int(_key([self.seed, keys[chunk[0]]])[:15], 16))
-            texts = generate([requests[number] for number in chunk], disable_tqdm=True)
-            return list(zip(chunk, texts, strict=True))
+            return generate([requests[number] for number in chunk], disable_tqdm=True)
 
         asked, begin = [requests[number].args[:2] for number in order], self.tokenizer.bos_token
         plan = generation_batches(self.model, asked, begin, GENERATION_BATCH)
         chunks = [[order[at] for at in chunk] for chunk in plan]
-        waiting = [chunk for chunk in chunks if any(self.journal.get(keys[number]) is None for number in chunk)]
-        with self._bar(len(requests), len(requests) - sum(map(len, waiting))) as bar:
-            for texts in self.ranks.rounds(waiting, written):
-                self.journal.append_many([(keys[number], text) for number, text in texts])
-                bar.update(len(texts))
-        return [self.journal.get(key) for key in keys]
+        return self._answers(keys, [(chunk, partial(written, chunk)) for chunk in chunks])
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **generation_kwargs: Any) -> Tensor:
         """As `HFLM` does it, but for where texts end."""
@@ -241,9 +184,6 @@ class PackedLM(HFLM):
                 self.max_length,
             )
 
-    def _bar(self, total: int, done: int) -> tqdm[Any]:
-        return tqdm(total=total, initial=done, desc=self.description, disable=not self.progress, leave=False)
-
 
 def _text_keys(requests: Sequence[Instance]) -> list[str]:
     """Keys of texts to generate; each of several to be drawn from the same prompt has its own."""
@@ -257,9 +197,5 @@ def _text_keys(requests: Sequence[Instance]) -> list[str]:
     return keys
 
 
-def _tokens_key(request: ScoringRequest) -> str:
-    return _key([request.context, request.continuation])
-
-
 def _key(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    return content_hash(content)[:32]

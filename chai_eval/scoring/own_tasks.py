@@ -7,14 +7,15 @@ they are loaded, and templates are rendered in Jinja's sandbox, in which harmles
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chai_eval.checksum import sha256_of
 from chai_eval.errors import RunError, SettingError, failure_line
+from chai_eval.scoring.hashes import content_hash
 from chai_eval.task_settings import IncludedTasks
 
 if TYPE_CHECKING:
@@ -25,28 +26,14 @@ if TYPE_CHECKING:
 FUNCTION = "!function"
 
 
-def own_entry(name: str, included: IncludedTasks) -> Entry | None:
-    """What a name stands for in the user's folders: of several with a task of that name, in the last, as in lm-eval."""
-    return _own_tasks(included).task_index.get(name) if included.paths else None
-
-
-def own_names(included: IncludedTasks) -> list[str]:
-    """Names of tasks, groups and tags in the user's folders."""
-    return list(_own_tasks(included).task_index) if included.paths else []
+def own_index(included: IncludedTasks) -> Mapping[str, Entry]:
+    """What stands in the user's folders, by name: of several of one name that in the last folder, as in lm-eval."""
+    return _own_tasks(included).task_index if included.paths else {}
 
 
 def load_own(name: str, included: IncludedTasks) -> Task:
-    """A task of the user's own.
-
-    Raises
-    ------
-    SettingError
-        It would run Python that isn't allowed.
-    RunError
-        It can't be loaded.
-    """
-    entry = own_entry(name, included)
-    assert entry is not None, "asked for by those who know that it is there"
+    """A task of the user's own; SettingError where it would run Python that isn't allowed, RunError for any other."""
+    entry = own_index(included)[name]
     code = _code(entry.yaml_path)
     if code and not included.code:
         raise SettingError(f"include_code: False given, and {code[0]}; allowed: true, if you trust what lies there")
@@ -76,13 +63,7 @@ def unreadable(included: IncludedTasks) -> str | None:
 
 @contextmanager
 def sandboxed_templates() -> Iterator[None]:
-    """Within this, lm-eval renders templates in Jinja's sandbox.
-
-    Raises
-    ------
-    RunError
-        A template asks for what the sandbox keeps from it.
-    """
+    """Render lm-eval's templates in Jinja's sandbox; RunError where one asks for what that keeps from it."""
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
@@ -147,10 +128,8 @@ def _functions(path: Path) -> list[str]:
     import yaml
 
     with path.open("rb") as file:
-        events = [
-            event for event in yaml.parse(file, Loader=yaml.SafeLoader) if getattr(event, "tag", None) == FUNCTION
-        ]
-    return [event.value for event in events]
+        events = list(yaml.parse(file, Loader=yaml.SafeLoader))
+    return [event.value for event in events if getattr(event, "tag", None) == FUNCTION]
 
 
 def _foreign_metrics(path: Path) -> list[str]:
@@ -169,9 +148,5 @@ def _foreign_metrics(path: Path) -> list[str]:
 
 def _python(included: IncludedTasks) -> str:
     """Hash of all Python files in the user's folders: any of them may have a say in a score."""
-    digest = hashlib.sha256()
-    for folder in _folders(included):
-        for path in sorted(folder.rglob("*.py")):
-            content, name = path.read_bytes(), path.relative_to(folder).as_posix()
-            digest.update(f"{len(name)}:{name}{len(content)}:".encode() + content)
-    return digest.hexdigest()
+    files = [(path, folder) for folder in _folders(included) for path in sorted(folder.rglob("*.py"))]
+    return content_hash([(path.relative_to(folder).as_posix(), sha256_of(path)) for path, folder in files])

@@ -22,11 +22,6 @@ Tokens = tuple[int, ...]
 LEAST_SHARE, MOST_REQUESTS = 1 / 8, 4
 
 
-def any_length(length: int) -> Hashable:
-    """Requests of all lengths may share a pass."""
-    return None
-
-
 @dataclass(frozen=True)
 class ScoringRequest:
     """A continuation to be scored after a context, in tokens."""
@@ -133,9 +128,9 @@ def documents(
     requests: Sequence[ScoringRequest],
     shared_context: int,
     batch_tokens: int | None = None,
-    alike: Callable[[int], Hashable] = any_length,
+    alike: Callable[[int], Hashable] = lambda length: None,
 ) -> list[Document]:
-    """Group requests by context into rows.
+    """Group requests by context into rows, in the order in which contexts first occur.
 
     Choices often begin alike as well; what all of them share is part of the row's context too.
 
@@ -149,11 +144,6 @@ def documents(
         Most tokens in a pass: no row is made larger by sharing.
     alike : callable
         See `batches`.
-
-    Returns
-    -------
-    list of Document
-        In the order in which contexts first occur.
     """
     by_context: dict[tuple[Tokens, Hashable], list[int]] = {}
     for number, request in enumerate(requests):
@@ -206,15 +196,16 @@ def _document(context: Tokens, by_fed: dict[Tokens, list[int]], requests: Sequen
     branches: list[Tokens] = []
     placed: list[tuple[int, int | None, int]] = []
     for fed, numbers in by_fed.items():
-        branch = None
-        if len(fed) > len(context):
-            branch = len(branches)
+        branch = len(branches) if len(fed) > len(context) else None
+        if branch is not None:
             branches.append(fed[len(context) :])
         placed.extend((number, branch, len(requests[number].continuation)) for number in numbers)
     return Document(context, tuple(branches), tuple(placed))
 
 
-def batches(rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], Hashable] = any_length) -> list[Batch]:
+def batches(
+    rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], Hashable] = lambda length: None
+) -> list[Batch]:
     """Fill passes with documents of similar length, longest first, up to a budget of tokens.
 
     Parameters
@@ -223,34 +214,30 @@ def batches(rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], 
     batch_tokens : int
         Most tokens in a pass; a longer document has a pass of its own.
     alike : callable
-        Of a request's length in tokens: those for which it differs never share a pass (see `RotaryLengths.alike`).
+        Of a request's length in tokens: those for which it differs never share a pass (see `RotaryLengths.alike`). By
+        default all may.
     """
-    # Sorting by tokens as well makes the layout independent of the order in which requests came.
-    waiting = sorted(rows, key=lambda row: (-row.tokens, row.context, row.branches))
     together: dict[Hashable, list[Document]] = {}
-    for row in waiting:
+    # Sorting by tokens as well makes the layout independent of the order in which requests came.
+    for row in sorted(rows, key=lambda row: (-row.tokens, row.context, row.branches)):
         together.setdefault(alike(row.longest), []).append(row)
-    waiting = [row for group in together.values() for row in group]
-    filled: list[Batch] = []
-    current: list[Document] = []
-    used = 0
-    for row in waiting:
-        if current and (used + row.tokens > batch_tokens or alike(row.longest) != alike(current[0].longest)):
-            filled.append(Batch(tuple(current)))
-            current, used = [], 0
-        current.append(row)
-        used += row.tokens
-    if current:
-        filled.append(Batch(tuple(current)))
-    return filled
+    filled: list[list[Document]] = []
+    for group in together.values():
+        used = batch_tokens  # a group begins with a pass of its own
+        for row in group:
+            if used + row.tokens > batch_tokens:
+                filled.append([])
+                used = 0
+            filled[-1].append(row)
+            used += row.tokens
+    return [Batch(tuple(each)) for each in filled]
 
 
 def packed_input(batch: Batch, requests: Sequence[ScoringRequest]) -> PackedInput:
     """Tokens, rows and scored positions of a batch."""
     line: list[int] = []
     predicted_by: list[int] = []
-    target: list[int] = []
-    counts: list[int] = []
+    scored = [(requests[number], count) for document in batch.documents for number, _, count in document.requests]
     for document in batch.documents:
         context = range(len(line), len(line) + len(document.context))
         line.extend(document.context)
@@ -258,14 +245,13 @@ def packed_input(batch: Batch, requests: Sequence[ScoringRequest]) -> PackedInpu
         for fed in document.branches:
             branches.append(range(len(line), len(line) + len(fed)))
             line.extend(fed)
-        for number, branch, count in document.requests:
+        for _, branch, count in document.requests:
             path = [*context, *(branches[branch] if branch is not None else ())]
             predicted_by.extend(path[len(path) - count :])
-            target.extend(requests[number].continuation)
-            counts.append(count)
     keep, source = torch.unique(torch.tensor(predicted_by), return_inverse=True)
     rows = Rows.packed(
         [len(document.context) for document in batch.documents],
         [[len(branch) for branch in document.branches] for document in batch.documents],
     )
-    return PackedInput(torch.tensor([line]), rows, keep, source, torch.tensor(target), counts)
+    target = torch.tensor([token for request, _ in scored for token in request.continuation])
+    return PackedInput(torch.tensor([line]), rows, keep, source, target, [count for _, count in scored])

@@ -33,14 +33,7 @@ class Ranks:
     """This process among those that score together; alone unless told otherwise, and then nothing is exchanged.
 
     All of them must make the same calls in the same order. Where one fails on its own, `together` and `leave` let the
-    others know in place of the value that they wait for.
-
-    Attributes
-    ----------
-    rank, size : int
-        Number of this process, and how many there are.
-    local_rank, local_size : int
-        The same on this machine.
+    others know in place of the value that they wait for. `local_rank` and `local_size` count those on this machine.
     """
 
     rank: int = 0
@@ -145,12 +138,7 @@ class Ranks:
 
 
 def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Join the processes that a launcher started this one with; nothing to join where it was started alone.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of the process: launchers leave `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT` there.
+    """Join the processes that a launcher, by what it left in the environment, started this one with, if any.
 
     Raises
     ------

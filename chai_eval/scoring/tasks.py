@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chai_eval.errors import RunError, SettingError
+from chai_eval.errors import RunError, SettingError, closest
 from chai_eval.hub import hub
 from chai_eval.resources import tasks_dir
-from chai_eval.scoring.own_tasks import load_own, own_entry, own_names, unreadable
+from chai_eval.scoring.own_tasks import load_own, own_index, unreadable
+from chai_eval.settings import TaskSettings
 from chai_eval.task_settings import NONE_OWN, IncludedTasks
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ PAPER_TASKS = ("piqa", "hellaswag", "arc_challenge", "arc_easy", "boolq")
 # The perplexity of text that the user names, per byte: per word it overflows for text with few spaces in it.
 TEXT = "text"
 PRIMARY_METRICS = dict.fromkeys(PAPER_TASKS, "acc_norm") | {"boolq": "acc", TEXT: "byte_perplexity"}
-SOURCES = ("auto", "local", "hub")
+ALL_DEFAULT = TaskSettings()
 _LOCAL_FUNCTIONS = ("chai_eval.data.documents.local_documents", "chai_eval.data.text.text_documents")
 
 
@@ -36,19 +35,14 @@ def primary_metric(name: str) -> str | None:
 
 def is_own(name: str, included: IncludedTasks) -> bool:
     """Whether a name is of a task in the user's own folders, which go before lm-eval's and the paper's five."""
-    return name != TEXT and own_entry(name, included) is not None
+    return name != TEXT and name in own_index(included)
 
 
 def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) -> list[str]:
     """Names of single tasks behind a choice, each once, in the order given.
 
-    Parameters
-    ----------
-    choice
-        `paper` (the paper's five), `text`, a task, group or tag of lm-eval, several with commas between
-        (`piqa,boolq` or `[piqa,boolq]`), or a list of these.
-    included
-        Task files of the user's own.
+    A choice is `paper` (the paper's five), `text`, a task, group or tag of lm-eval or of the user's own, several with
+    commas between (`piqa,boolq` or `[piqa,boolq]`), or a list of these.
 
     Raises
     ------
@@ -64,12 +58,7 @@ def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) 
 
 
 def check_text(names: Sequence[str], text: str | None) -> None:
-    """Make sure that text is given where the task `text` is among those to score, and nowhere else.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Raise SettingError unless text is given where the task `text` is among those to score, and only there."""
     if text is None and TEXT in names:
         from chai_eval.data.text import ALLOWED
 
@@ -78,32 +67,17 @@ def check_text(names: Sequence[str], text: str | None) -> None:
         raise SettingError(f"text: {text!r} given without task=text; allowed: null, or task=text")
 
 
-def load_task(
-    name: str,
-    *,
-    source: str = "auto",
-    data_dir: str | Path | None = None,
-    text: str | None = None,
-    limit: int | None = None,
-    included: IncludedTasks = NONE_OWN,
-) -> Task:
+def load_task(name: str, settings: TaskSettings = ALL_DEFAULT) -> Task:
     """A single lm-eval task with its stock prompt.
 
     Parameters
     ----------
     name
-        As `task_names` gives it.
-    source
-        `local`: the paper's five, from the assets or from `data_dir`. `hub`: lm-eval's own definition.
-        `auto`: local for the five, falling back to the hub where the assets can't be had; the hub for any other.
-    data_dir
-        Directory of the user's own files, `<task>.parquet`, `.jsonl` or `.json` in the hub's columns.
-    text
-        What the task `text` is about: a file, `passages` or `c4`.
-    limit
-        Documents of `text` to read; None for all. Other tasks are loaded whole.
-    included
-        Task files of the user's own: a task there is loaded as it is.
+        As `task_names` gives it; a task of the user's own is loaded as it is.
+    settings
+        Where its documents come from; `limit` counts for `text` alone. `source=local`: the paper's five, from the
+        assets or from `data_dir`, which has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns. `hub`: as
+        lm-eval defines it. `auto`: local for the five, the hub where the assets can't be had, and for any other.
 
     Raises
     ------
@@ -113,20 +87,21 @@ def load_task(
     RunError
         The documents can't be fetched.
     """
-    _check_source(name, source, data_dir, included)
-    if is_own(name, included):
-        return _portable(load_own(name, included))
+    _check_source(name, settings)
+    if is_own(name, settings.included):
+        return _portable(load_own(name, settings.included))
     if name == TEXT:
-        check_text([name], text)
-        return _from_files(name, {"text": text, "limit": limit})
-    if name not in PAPER_TASKS or source == "hub":
+        check_text([name], settings.text)
+        return _from_files(name, {"text": settings.text, "limit": settings.limit})
+    if name not in PAPER_TASKS or settings.source == "hub":
         return _from_hub(name)
-    files = None if data_dir is None else {"data_dir": str(Path(data_dir).expanduser().absolute())}
-    if source == "local" or files is not None:
-        return _from_files(name, files)
+    if settings.data_dir is not None:
+        return _from_files(name, {"data_dir": str(settings.data_dir.absolute())})
     try:
         return _from_files(name, None)
     except RunError as no_assets:
+        if settings.source == "local":
+            raise
         try:
             task = _from_hub(name)
         except RunError:
@@ -135,31 +110,30 @@ def load_task(
         return task
 
 
-def _check_source(name: str, source: str, data_dir: str | Path | None, included: IncludedTasks) -> None:
-    if source not in SOURCES:
-        raise SettingError(f"source: {source!r} is not known; allowed: {', '.join(SOURCES)}")
+def _check_source(name: str, settings: TaskSettings) -> None:
+    data_dir, source = settings.data_dir, settings.source
     if data_dir is not None and source == "hub":
         raise SettingError("data_dir: given together with source=hub; allowed: source=local, source=auto")
-    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+    if data_dir is not None and not data_dir.is_dir():
         raise SettingError(
             f"data_dir: {data_dir} is not a directory; allowed: a directory with <task>.parquet or .jsonl"
         )
-    if name not in (*PAPER_TASKS, TEXT) and not is_own(name, included):
+    if name not in (*PAPER_TASKS, TEXT) and not is_own(name, settings.included):
         if source == "local":
             raise SettingError(
                 f"source: local has no files for task {name}; "
                 f"allowed: source=hub, or the tasks {', '.join(PAPER_TASKS)}"
             )
-        _check_known(name, included)
+        _check_known(name, settings.included)
 
 
 def _check_known(name: str, included: IncludedTasks) -> None:
     known = _stock_tasks().all_tasks
     if name in known:
         return
-    close = difflib.get_close_matches(name, ["paper", TEXT, *own_names(included), *known], n=5, cutoff=0.6)
-    ours = ", ".join(("paper", *PAPER_TASKS, TEXT, *own_names(included)[:10]))
-    hint = f" (did you mean {', '.join(close)}?)" if close else ""
+    own = list(own_index(included))
+    ours = ", ".join(("paper", *PAPER_TASKS, TEXT, *own[:10]))
+    hint = closest(name, ["paper", TEXT, *own, *known], 5)
     if passed_over := unreadable(included):
         hint += f", and {passed_over}"
     raise SettingError(f"task: {name!r} is not known{hint}; allowed: {ours}, any task of lm-eval")
@@ -230,7 +204,7 @@ def _without_kwargs_advice() -> Iterator[None]:
 
 
 def _expand(name: str, included: IncludedTasks) -> list[str]:
-    own = own_entry(name, included)
+    own = own_index(included).get(name)
     if own is not None and name in ("paper", TEXT):
         raise SettingError(f"include_path: {own.yaml_path} is called {name}; allowed: any name but paper and text")
     if name == "paper":
@@ -244,7 +218,7 @@ def _expand(name: str, included: IncludedTasks) -> list[str]:
 
 def _members(name: str, within: str, included: IncludedTasks) -> list[str]:
     """Single tasks of a task, group or tag."""
-    entry = own_entry(name, included) or _stock_tasks().task_index.get(name)
+    entry = own_index(included).get(name) or _stock_tasks().task_index.get(name)
     if entry is None:
         raise SettingError(f"task: {within} has a member {name} that lm-eval doesn't know; allowed: its tasks by name")
     kind = entry.kind.name

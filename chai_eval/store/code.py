@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from chai_eval.checksum import sha256_of
 
 PACKAGE = "chai_eval"
 NUMERIC_PACKAGES = ("attention", "methods", "scoring")
 # What scores a task, and what compares its next tokens with plain attention's.
-SCORER = (f"{PACKAGE}.scoring.evaluate", f"{PACKAGE}.scoring.task_fidelity")
+SCORER = (f"{PACKAGE}.scoring.evaluate", f"{PACKAGE}.scoring.fidelity")
 
 # Calls that import, or run, what no reading of the source tells.
 _DYNAMIC = {"import_module", "__import__", "exec", "eval", "exec_module", "run_module", "run_path"}
@@ -30,32 +33,32 @@ class NumericCode:
     ----------
     sources : mapping of module name to its source without docstrings, comments and messages
     imports : mapping of module name to the numeric modules it imports, or None where it may import anything
-    others : bytes
-        Hash of files that are no Python (kernels), which any module may read.
+    others : mapping of file to its sha256
+        Those that are no Python (kernels), which any module may read.
     """
 
     sources: Mapping[str, str]
     imports: Mapping[str, frozenset[str] | None]
-    others: bytes
+    others: Mapping[str, str]
 
     @classmethod
     def of(cls, package: Path | None = None) -> NumericCode:
         """Read the sources in a folder of the package; in the installed one by default."""
         root = package if package is not None else Path(__file__).resolve().parent.parent
         trees: dict[str, ast.Module] = {}
-        others = hashlib.sha256()
+        others: dict[str, str] = {}
         for path in (path for part in NUMERIC_PACKAGES for path in sorted((root / part).rglob("*"))):
             if path.is_dir() or "__pycache__" in path.parts or path.name.startswith("."):
                 continue
             inside = path.relative_to(root)
             if path.suffix == ".py":
                 parts = inside.parent.parts if path.stem == "__init__" else inside.with_suffix("").parts
-                trees[".".join((PACKAGE, *parts))] = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+                trees[".".join((PACKAGE, *parts))] = _Meaning().visit(ast.parse(path.read_bytes(), str(path)))
             else:
-                _add(others, inside.as_posix().encode(), path.read_bytes())
+                others[inside.as_posix()] = sha256_of(path)
         imports = {name: _imports(name, tree, trees) for name, tree in trees.items()}
-        sources = {name: ast.unparse(_Meaning().visit(tree)) for name, tree in trees.items()}
-        return cls(sources, imports, others.digest())
+        sources = {name: ast.unparse(tree) for name, tree in trees.items()}
+        return cls(sources, imports, others)
 
     def version(self, *modules: str) -> str:
         """Hash the modules and all that they import, directly or not, as a sha256 in hex.
@@ -63,10 +66,8 @@ class NumericCode:
         A parent package is not part of it unless it is imported itself: that `methods` lists every method gives none
         of them a say in another's numbers. Where a module may import anything, all modules count.
         """
-        digest = hashlib.sha256(self.others)
-        for name in sorted(self.closure(*modules)):
-            _add(digest, name.encode(), self.sources[name].encode())
-        return digest.hexdigest()
+        parts = [self.others, {name: self.sources[name] for name in self.closure(*modules)}]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def closure(self, *modules: str) -> set[str]:
         """The numeric modules that some are made of, themselves among them."""
@@ -84,16 +85,11 @@ class NumericCode:
         return found
 
 
-def _add(digest: hashlib._Hash, name: bytes, content: bytes) -> None:
-    digest.update(b"%d:%s%d:" % (len(name), name, len(content)))
-    digest.update(content)
-
-
 def _imports(module: str, tree: ast.Module, known: Mapping[str, object]) -> frozenset[str] | None:
     """The numeric modules that a module imports anywhere in it; None where that can't be told."""
     found: set[str] = set()
-    for node in _running(tree):
-        if isinstance(node, ast.Call) and _called(node.func) in _DYNAMIC:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _DYNAMIC:
             return None
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
@@ -106,23 +102,11 @@ def _imports(module: str, tree: ast.Module, known: Mapping[str, object]) -> froz
     return frozenset((found & known.keys()) - {module})
 
 
-def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that only a type checker looks at."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            continue
-        yield node
-        yield from _running(node)
-
-
-def _called(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
 class _Meaning(ast.NodeTransformer):
-    """Leave out of a module what is only read by people: docstrings, messages of errors, what is logged, prose."""
+    """Leave out of a module what only people and type checkers read: docstrings, messages of errors, logs, prose."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        return ast.Pass() if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         if isinstance(node.exc, ast.Call):

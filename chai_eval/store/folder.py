@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from chai_eval.checksum import DamagedError, read_json
+from chai_eval.checksum import read_json
 from chai_eval.errors import RunError, SettingError
 from chai_eval.files import held, is_held, write_whole
 from chai_eval.store.record import RECORD
@@ -59,13 +59,7 @@ class ResultFolder:
 
     @contextmanager
     def held(self, while_waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold the folder for this process; a second process says who holds it, and waits.
-
-        Parameters
-        ----------
-        while_waiting
-            Called every few seconds of it.
-        """
+        """Hold the folder for this process; a second process says who holds it, and waits (see `files.held`)."""
         say = "%s is being scored by %s; waiting for it"
         holder = self._lock.with_suffix(".holder")
         with ExitStack() as stack:
@@ -73,7 +67,8 @@ class ResultFolder:
                 stack.enter_context(
                     held(self._lock, lambda: log.warning(say, self.path, _read_holder(holder)), while_waiting)
                 )
-                holder.write_text(_this_process(), encoding="utf-8")
+                now = datetime.now().astimezone().isoformat(timespec="seconds")
+                holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {now}", encoding="utf-8")
             except OSError as error:
                 raise RunError(f"results_dir: {self._lock} can't be locked: {error.strerror or error}") from error
             stack.callback(holder.unlink, missing_ok=True)
@@ -92,12 +87,12 @@ class ResultFolder:
     def begin(self, note: dict[str, Any]) -> float:
         """Note an attempt at this result (for `status`), and forget how an earlier one failed.
 
-        Returns
-        -------
-        float
-            Seconds that earlier attempts spent, up to their last scored batch.
+        Gives the seconds that earlier attempts spent, up to their last scored batch.
         """
-        seconds = self._seconds_spent()
+        try:
+            seconds = self._seconds_spent(read_note(self.path / ATTEMPT) or {})
+        except RunError:  # not what is written here
+            seconds = 0.0
         started = {"started": time.time(), "seconds_before": seconds}
         try:
             write_whole(self.path / ATTEMPT, json.dumps({**note, **started}) + "\n")
@@ -106,9 +101,7 @@ class ResultFolder:
             raise RunError(f"results_dir: {self.path} can't be written: {error.strerror or error}") from error
         return seconds
 
-    def _seconds_spent(self) -> float:
-        """Seconds that earlier attempts noted; none where the note isn't what `begin` writes."""
-        earlier = _read_json(self.path / ATTEMPT) or {}
+    def _seconds_spent(self, earlier: Mapping[str, Any]) -> float:
         started, before = earlier.get("started"), earlier.get("seconds_before")
         if not (is_seconds(started) and is_seconds(before) and self.journal.exists()):
             return 0.0
@@ -148,10 +141,9 @@ def check_writable(results_dir: Path) -> None:
     SettingError
         Naming `results_dir` and what stands in the way.
     """
-    place = results_dir.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    whole = results_dir.absolute()
     try:
+        place = next(each for each in (whole, *whole.parents) if each.exists())
         if not place.is_dir():
             raise NotADirectoryError(0, f"{place} is a file")
         with tempfile.TemporaryFile(dir=place):
@@ -173,17 +165,23 @@ def is_seconds(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < FOREVER
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_note(path: Path) -> dict[str, Any] | None:
+    """Read a note on an attempt, None where there is none.
+
+    Raises
+    ------
+    RunError
+        Where it can't be read, or isn't a note.
+    """
     try:
-        value = read_json(path)
-    except (OSError, DamagedError):
+        note = read_json(path)
+    except FileNotFoundError:
         return None
-    return value if isinstance(value, dict) else None
-
-
-def _this_process() -> str:
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return f"process {os.getpid()} on {socket.gethostname()} since {now}"
+    except OSError as error:
+        raise RunError(f"{path}: can't be read ({error.strerror or error})") from error
+    if not isinstance(note, dict):
+        raise RunError(f"{path}: holds {note!r}, not a note on an attempt")
+    return note
 
 
 def _read_holder(path: Path) -> str:

@@ -6,9 +6,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from chai_eval.errors import RunError
@@ -16,56 +15,42 @@ from chai_eval.errors import RunError
 log = logging.getLogger(__name__)
 
 
-class Journal:
+class Journal(Mapping[str, Any]):
     """Scored requests in a JSON Lines file: `{"request": key, "scored": payload, "check": checksum}`.
 
     Opening reads what an earlier process left. A last line without its end is what a kill leaves and is cut off.
     Any other line that doesn't match its own checksum is reported by number and its request counts as not
     scored. One process at a time may have a journal open (`ResultFolder.held` sees to that).
 
-    Parameters
-    ----------
-    path
-        The file; it and its folder are made at the first append.
-
-    Raises
-    ------
-    RunError
-        Where there is something at `path` that can't be read as a file.
+    The file and its folder are made at the first append; without a path all is kept in memory alone. RunError where
+    there is something at the path that can't be read as a file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._path = None if path is None else Path(path)
         self._scored: dict[str, Any] = {}
         self._file: BinaryIO | None = None
         self._intact_bytes = 0
-        try:
-            if self.path.exists():
-                self._read()
-        except OSError as error:
-            raise RunError(f"results_dir: {self.path} can't be read: {error.strerror or error}") from error
+        if self._path is not None:
+            try:
+                if self._path.exists():
+                    self._read(self._path)
+            except OSError as error:
+                raise RunError(f"results_dir: {path} can't be read: {error.strerror or error}") from error
+
+    def __getitem__(self, request_key: str) -> Any:
+        return self._scored[request_key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scored)
 
     def __len__(self) -> int:
         return len(self._scored)
 
-    def __contains__(self, request_key: str) -> bool:
-        return request_key in self._scored
-
-    def get(self, request_key: str) -> Any | None:
-        """Return the payload of a scored request, None when it isn't scored yet."""
-        return self._scored.get(request_key)
-
-    def entries(self) -> dict[str, Any]:
-        """Return all scored requests."""
-        return dict(self._scored)
-
     def append_many(self, scored: Iterable[tuple[str, Any]]) -> None:
-        """Append scored requests and wait until they are on the disk.
+        """Append requests' keys with JSON payloads (log-likelihood and whether it is the greedy one, or a text).
 
-        Parameters
-        ----------
-        scored
-            Pairs of request key and JSON payload (log-likelihood and whether it is the greedy one, or a text).
+        They are on the disk then.
 
         Raises
         ------
@@ -73,49 +58,40 @@ class Journal:
             When the file can't be written.
         """
         pairs = list(scored)
-        if not pairs:
-            return
-        try:
-            file = self._opened()
-            file.write(b"".join(_line(key, payload) for key, payload in pairs))
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"results_dir: {self.path} can't be written: {error.strerror or error}") from error
+        if pairs and self._path is not None:
+            try:
+                self._write(self._path, b"".join(_line(key, payload) for key, payload in pairs))
+            except OSError as error:
+                raise RunError(f"results_dir: {self._path} can't be written: {error.strerror or error}") from error
         self._scored.update(pairs)
-
-    def close(self) -> None:
-        """Close the file; further appends open it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _opened(self) -> BinaryIO:
+    def _write(self, path: Path, lines: bytes) -> None:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("ab")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
             # What follows a torn line would be joined to it and lost with it.
-            file.truncate(self._intact_bytes)
-            self._file = file
-        return self._file
+            self._file.truncate(self._intact_bytes)
+        self._file.write(lines)
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
-    def _read(self) -> None:
-        with self.path.open("rb") as file:
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     return
                 self._intact_bytes += len(line)
                 entry = _entry(line)
                 if entry is None:
-                    log.warning("%s: line %d is corrupt; its request is scored again", self.path, number)
+                    log.warning("%s: line %d is corrupt; its request is scored again", path, number)
                 else:
                     self._scored[entry[0]] = entry[1]
 

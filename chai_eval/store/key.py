@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def canonical_json(value: Any) -> str:
-    """JSON text that is the same for equal values: sorted keys, no spaces, ASCII, no NaN.
+def result_key(parts: Mapping[str, Any]) -> str:
+    """Name one result: the first 12 hex digits of the sha256 over the canonical JSON of `parts`.
 
     Raises
     ------
@@ -17,9 +17,5 @@ def canonical_json(value: Any) -> str:
         For a value that JSON can't hold exactly. Turning it into text by `str` would give an object's address
         or a shortened array a say in the key.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def result_key(parts: Mapping[str, Any]) -> str:
-    """Name one result: the first 12 hex digits of the sha256 over the canonical JSON of `parts`."""
-    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:12]
+    canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -62,12 +62,11 @@ def machine() -> dict[str, Any]:
 
 def _cpu_model() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -10,15 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
-from chai_eval.checksum import (
-    DamagedError,
-    Document,
-    read_document,
-    say_unchecked,
-    sealed,
-    sha256_of,
-    write_document,
-)
+from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, sealed, sha256_of, write_document
 from chai_eval.errors import RunError, failure_line
 from chai_eval.files import write_whole
 
@@ -27,16 +19,12 @@ RECORD = "record.json"
 SAMPLES = "samples.parquet"
 FIDELITY = "fidelity.parquet"
 
-REMEDY = "the command that made it, given again, makes it anew"
-
 
 def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFrame) -> None:
-    """Write a finished result; `record.json` comes last, so that where it stands the samples stand too.
+    """Write a finished result, its folder too; `record.json` comes last: where it stands the samples stand too.
 
     Parameters
     ----------
-    directory
-        Folder of the result, made when it isn't there.
     record
         JSON values; `layout` is added.
     samples
@@ -58,9 +46,7 @@ def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.Dat
     Parameters
     ----------
     fidelity
-        JSON values; `asked` says on how many documents it was wanted, `documents` how many `samples` has.
-    samples
-        One row per document.
+        JSON values; `asked` says on how many documents it was wanted, `documents` how many `samples`, their rows, has.
 
     Raises
     ------
@@ -73,33 +59,6 @@ def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.Dat
     _write(directory, Document({**found.content, "fidelity": dict(fidelity)}, found.files), FIDELITY, samples)
 
 
-def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
-    """Read how close a result is to plain attention; None where nobody asked that about so many documents or more.
-
-    Also None where the documents that belong to it are those of another number.
-
-    Returns
-    -------
-    DataFrame or None
-        As `write_fidelity` was given it: of all the documents that were asked about, not `asked` of them alone.
-
-    Raises
-    ------
-    DamagedError
-        Where the documents are missing or not those that the record names: damaged, or replaced by a run that was
-        killed before it wrote the record.
-    RunError
-        For a record that can't be read.
-    """
-    found = _document(directory)
-    fidelity = None if found is None else found.content.get("fidelity")
-    there = fidelity.get("asked") if isinstance(fidelity, dict) else None
-    if found is None or fidelity is None or not isinstance(there, int) or there < asked:
-        return None
-    samples = _table(directory, FIDELITY, found)
-    return samples if len(samples) == fidelity.get("documents") else None
-
-
 def _write(directory: Path, found: Document, name: str, samples: pd.DataFrame) -> None:
     """Write a table, then the record with its checksum; one that had none gets none, as nobody knows what it held."""
     sealed(found.content, {})  # what JSON can't hold is refused before anything is written
@@ -109,6 +68,31 @@ def _write(directory: Path, found: Document, name: str, samples: pd.DataFrame) -
         write_document(directory / RECORD, found.content, files)
     except OSError as error:
         raise RunError(f"results_dir: {directory} can't be written: {error.strerror or error}") from error
+
+
+def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
+    """Read how close a result is to plain attention; None where nobody asked that about so many documents or more.
+
+    Returns
+    -------
+    DataFrame or None
+        As `write_fidelity` was given it: of all the documents that were asked about, not `asked` of them alone. None
+        also where they are of another number than the record says.
+
+    Raises
+    ------
+    DamagedError
+        Where the documents are missing or not those that the record names: damaged, or replaced by a run that was
+        killed before it wrote the record.
+    RunError
+        For a record that can't be read.
+    """
+    found = _document(directory) or Document({}, None)
+    fidelity = found.content.get("fidelity")
+    if not isinstance(fidelity, dict) or not isinstance(fidelity.get("asked"), int) or fidelity["asked"] < asked:
+        return None
+    samples = _table(directory, FIDELITY, found)
+    return samples if len(samples) == fidelity.get("documents") else None
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
@@ -125,6 +109,30 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     return None if found is None else found.content
 
 
+def read_samples(directory: Path) -> pd.DataFrame:
+    """Read the per-document samples of a finished result; DamagedError where they aren't those that it names."""
+    samples: pd.DataFrame = _table(directory, SAMPLES, _document(directory) or Document({}, None))
+    return samples
+
+
+def look_over(directory: Path) -> tuple[dict[str, Any], list[str]] | None:
+    """Read a record and check what stands beside it, without making tables of it; raises as `read_record` does.
+
+    Gives the record and what there is to say of the result, or None where there is no finished one.
+    """
+    found = _document(directory)
+    if found is None:
+        return None
+    _table(directory, SAMPLES, found, pq.read_metadata)
+    remarks = [] if found.files is not None else ["without checksums"]
+    if "fidelity" in found.content:
+        try:
+            _table(directory, FIDELITY, found, pq.read_metadata)
+        except DamagedError as error:
+            remarks.append(f"{FIDELITY} {error.said}, compared again when it is asked for")
+    return found.content, remarks
+
+
 def _document(directory: Path) -> Document | None:
     path = directory / RECORD
     try:
@@ -134,7 +142,7 @@ def _document(directory: Path) -> Document | None:
     except OSError as error:
         raise RunError(f"{path}: not a readable record ({error.strerror or error})") from error
     except DamagedError as error:
-        raise _unreadable_record(path, error.said) from error
+        raise _damaged(path, error.said, "a readable record") from error
     layout = found.content.get("layout")
     if layout != LAYOUT:
         raise RunError(
@@ -143,14 +151,14 @@ def _document(directory: Path) -> Document | None:
         )
     # Records of another kind than results have fields of their own.
     if "kind" not in found.content and (flaw := _flaw(found.content)):
-        raise _unreadable_record(path, flaw)
+        raise _damaged(path, flaw, "a readable record")
     if found.files is None:
         say_unchecked("results")
     return found
 
 
-def _unreadable_record(path: Path, flaw: str) -> DamagedError:
-    return DamagedError(path, f"not a readable record ({flaw})", REMEDY)
+def _damaged(path: Path, flaw: str, what: str = "readable") -> DamagedError:
+    return DamagedError(path, f"not {what} ({flaw})", "the command that made it, given again, makes it anew")
 
 
 def _flaw(record: Mapping[str, Any]) -> str | None:
@@ -167,70 +175,17 @@ def _flaw(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def read_samples(directory: Path) -> pd.DataFrame:
-    """Read the per-document samples of a finished result.
-
-    Raises
-    ------
-    DamagedError
-        Where the file is missing or isn't the one that the record names.
-    RunError
-    """
-    return _table(directory, SAMPLES, _document(directory) or Document({}, None))
-
-
-def look_over(directory: Path) -> tuple[dict[str, Any], list[str]] | None:
-    """Read a record and check what stands beside it, without reading whole tables where checksums tell enough.
-
-    Returns
-    -------
-    (dict, list of str) or None
-        The record, and what there is to say of the result; None where there is no finished one.
-
-    Raises
-    ------
-    DamagedError
-        For a damaged record or damaged samples.
-    RunError
-    """
-    found = _document(directory)
-    if found is None:
-        return None
-    _check_table(directory, SAMPLES, found)
-    remarks = [] if found.files is not None else ["without checksums"]
-    if "fidelity" in found.content:
-        try:
-            _check_table(directory, FIDELITY, found)
-        except DamagedError as error:
-            remarks.append(f"{FIDELITY} {error.said}, compared again when it is asked for")
-    return found.content, remarks
-
-
-def _check_table(directory: Path, name: str, found: Document) -> None:
-    data = _bytes(directory, name, found)
-    if found.files is None:
-        _parsed(directory / name, data, pq.read_metadata)  # stands at the end of the file
-
-
-def _table(directory: Path, name: str, found: Document) -> pd.DataFrame:
-    table: pd.DataFrame = _parsed(directory / name, _bytes(directory, name, found), pd.read_parquet)
-    return table
-
-
-def _bytes(directory: Path, name: str, found: Document) -> bytes:
+def _table(directory: Path, name: str, found: Document, parse: Callable[[BytesIO], Any] = pd.read_parquet) -> Any:
     path = directory / name
     try:
-        return found.read(directory, name)
+        data = found.read(directory, name)
     except DamagedError as error:
-        raise DamagedError(path, f"not readable ({error.said})", REMEDY) from error
+        raise _damaged(path, error.said) from error
     except FileNotFoundError as error:
-        raise DamagedError(path, "not readable (it is missing)", REMEDY) from error
+        raise _damaged(path, "it is missing") from error
     except OSError as error:
         raise RunError(f"{path}: not readable ({error.strerror or error})") from error
-
-
-def _parsed(path: Path, data: bytes, parse: Callable[[BytesIO], Any]) -> Any:
     try:
         return parse(BytesIO(data))
     except Exception as error:  # of bytes that are not Parquet, pyarrow raises nearly anything
-        raise DamagedError(path, f"not readable ({failure_line(error)})", REMEDY) from error
+        raise _damaged(path, failure_line(error)) from error

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chai_eval.checksum import DamagedError, read_json
 from chai_eval.errors import RunError, failure_line
-from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, SET_ASIDE, ResultFolder, is_seconds
+from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, SET_ASIDE, ResultFolder, is_seconds, read_note
 from chai_eval.store.record import RECORD, look_over, read_record
 
 
 @dataclass(frozen=True)
-class ResultStatus:
-    """One result as `python -m chai_eval status` lists it.
+class Status:
+    """One result, or measurement, as `python -m chai_eval status` lists it.
 
-    `state` is finished, running, partial, failed or unreadable; `detail` says how far or why.
+    `state` is finished, running, partial, failed or unreadable; `detail` says how far or why. The task of a measurement
+    is `measure`, its method all that were measured.
     """
 
-    folder: ResultFolder
+    model: str
+    task: str
+    method: str
+    key: str
     state: str
     detail: str
     record: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class MeasurementStatus:
-    """One measurement as `python -m chai_eval status` lists it: finished or unreadable."""
-
-    model: str
-    contenders: tuple[str, ...]
-    key: str
-    state: str
-    detail: str
-
-
-def list_results(results_dir: Path) -> list[ResultStatus]:
+def list_results(results_dir: Path) -> list[Status]:
     """Every result below `results_dir`, sorted by model, task and method."""
-    return [_status(folder) for folder in _folders(results_dir)]
+    found = []
+    for path in sorted(results_dir.glob("*/*/*-*")):
+        if SET_ASIDE not in path.name and path.is_dir() and _is_result(path):
+            model, task, last = path.relative_to(results_dir).parts
+            method, _, key = last.rpartition("-")
+            state = _state(ResultFolder(results_dir, model, task, method, key))
+            found.append(Status(model, task, method, key, *state))
+    return found
 
 
-def list_measurements(results_dir: Path) -> list[MeasurementStatus]:
+def list_measurements(results_dir: Path) -> list[Status]:
     """Every measurement below `results_dir`, sorted by model and key; not one that was interrupted."""
     return [_measurement(path.parent) for path in sorted(results_dir.glob(f"*/measure/*/{RECORD}"))]
 
@@ -52,27 +50,19 @@ def list_set_aside(results_dir: Path) -> list[Path]:
     return sorted(results_dir.glob(f"*/*/*{SET_ASIDE}*"))
 
 
-def _measurement(path: Path) -> MeasurementStatus:
-    model, key = path.parts[-3], path.name
+def _measurement(path: Path) -> Status:
+    known = path.parts[-3], "measure"
     try:
         record = read_record(path) or {}
-        names = tuple(str(each["name"]) for each in record["contenders"])
-        found = [str(record["config"]["measure"]["kind"]), f"{len(record['points'])} grid points"]
+        names = ", ".join(str(each["name"]) for each in record["contenders"])
+        about = [str(record["config"]["measure"]["kind"]), f"{len(record['points'])} grid points"]
         _, remarks = look_over(path) or (None, [])
-        detail = ", ".join([*found, *remarks])
-        return MeasurementStatus(model, names, key, "finished", detail)
+        return Status(*known, names, path.name, "finished", ", ".join([*about, *remarks]))
     except RunError as error:
-        return MeasurementStatus(model, (), key, "unreadable", failure_line(error))
+        why = failure_line(error)
     except (KeyError, TypeError) as error:
-        return MeasurementStatus(model, (), key, "unreadable", f"{path / RECORD}: lacks {error}")
-
-
-def _folders(results_dir: Path) -> Iterator[ResultFolder]:
-    for path in sorted(results_dir.glob("*/*/*-*")):
-        if SET_ASIDE not in path.name and path.is_dir() and _is_result(path):
-            model, task, last = path.relative_to(results_dir).parts
-            method, _, key = last.rpartition("-")
-            yield ResultFolder(results_dir, model, task, method, key)
+        why = f"{path / RECORD}: lacks {error}"
+    return Status(*known, "", path.name, "unreadable", why)
 
 
 def _is_result(path: Path) -> bool:
@@ -82,29 +72,29 @@ def _is_result(path: Path) -> bool:
         return True
 
 
-def _status(folder: ResultFolder) -> ResultStatus:
+def _state(folder: ResultFolder) -> tuple[str, str] | tuple[str, str, dict[str, Any]]:
+    """State, detail, and the record where there is one."""
     try:
         found = look_over(folder.path)
         if found is None:
             return _unfinished(folder)
-        record, remarks = found
-        return ResultStatus(folder, "finished", ", ".join([f"{record['n_documents']} documents", *remarks]), record)
     except RunError as error:
-        return ResultStatus(folder, "unreadable", failure_line(error))
+        return "unreadable", failure_line(error)
+    record, remarks = found
+    return "finished", ", ".join([f"{record['n_documents']} documents", *remarks]), record
 
 
-def _unfinished(folder: ResultFolder) -> ResultStatus:
-    progress = _progress(folder)
-    holder = folder.holder()
+def _unfinished(folder: ResultFolder) -> tuple[str, str]:
+    progress, holder = _progress(folder), folder.holder()
     if holder is not None:
-        return ResultStatus(folder, "running", f"{progress}, {holder}")
-    failure = _note(folder.path / FAILURE)
+        return "running", f"{progress}, {holder}"
+    failure = read_note(folder.path / FAILURE)
     if failure is None:
-        return ResultStatus(folder, "partial", progress)
+        return "partial", progress
     why = failure.get("why")
     if not isinstance(why, str):
         raise RunError(f"{folder.path / FAILURE}: why is {why!r}, not a text")
-    return ResultStatus(folder, "failed", f"{why} ({progress})")
+    return "failed", f"{why} ({progress})"
 
 
 def _progress(folder: ResultFolder) -> str:
@@ -115,7 +105,7 @@ def _progress(folder: ResultFolder) -> str:
         scored = 0
     except OSError as error:
         raise RunError(f"{folder.journal}: can't be read ({error.strerror or error})") from error
-    attempt = _note(folder.path / ATTEMPT)
+    attempt = read_note(folder.path / ATTEMPT)
     if attempt is None:
         return f"{scored} requests"
     for name in ("started", "seconds_before"):
@@ -125,18 +115,3 @@ def _progress(folder: ResultFolder) -> str:
     if total is not None and (isinstance(total, bool) or not isinstance(total, int)):
         raise RunError(f"{folder.path / ATTEMPT}: n_requests is {total!r}, not a count")
     return f"{scored} of {total} requests" if total else f"{scored} requests"
-
-
-def _note(path: Path) -> dict[str, Any] | None:
-    """A small JSON file beside the journal, None where there is none."""
-    try:
-        note = read_json(path)
-    except FileNotFoundError:
-        return None
-    except DamagedError:
-        raise
-    except OSError as error:
-        raise RunError(f"{path}: can't be read ({error.strerror or error})") from error
-    if not isinstance(note, dict):
-        raise RunError(f"{path}: holds {note!r}, not a note on an attempt")
-    return note

@@ -16,6 +16,7 @@ from chai_eval.methods import build_method
 from chai_eval.models.builtin import byte_tokenizer
 from chai_eval.scoring.compare import compare
 from chai_eval.scoring.lm import PackedLM
+from chai_eval.scoring.runner import Runner
 
 ORIGINAL = 40
 ROPE: dict[str, dict[str, Any]] = {
@@ -72,7 +73,7 @@ def test_score_of_a_request_does_not_depend_on_its_batch(kind: str) -> None:
         alone.append(lm.loglikelihood([each], disable_tqdm=True)[0][0])
     for batch_tokens in (1, 4096):
         with method.applied(model):
-            lm = PackedLM(model, byte_tokenizer(), method, batch_tokens=batch_tokens, progress=False)
+            lm = PackedLM(Runner(model, byte_tokenizer(), batch_tokens, progress=False), method)
             lm._max_length = 256
             found = [score for score, _ in lm.loglikelihood(instances())]
         torch.testing.assert_close(torch.tensor(found), torch.tensor(alone), atol=1e-3, rtol=0)
@@ -86,10 +87,10 @@ def test_a_text_that_is_generated_does_not_depend_on_its_batch(kind: str) -> Non
     with method.applied(model):
         alone = []
         for each in asked:
-            lm = PackedLM(model, byte_tokenizer(), method, batch_tokens=64, progress=False)
+            lm = PackedLM(Runner(model, byte_tokenizer(), 64, progress=False), method)
             lm._max_length = 256
             alone += lm.generate_until([each])
-        lm = PackedLM(model, byte_tokenizer(), method, batch_tokens=64, progress=False)
+        lm = PackedLM(Runner(model, byte_tokenizer(), 64, progress=False), method)
         lm._max_length = 256
         assert lm.generate_until(asked) == alone
 
@@ -98,8 +99,8 @@ def test_a_text_that_is_generated_does_not_depend_on_its_batch(kind: str) -> Non
 def test_closeness_to_plain_attention_does_not_depend_on_the_batch(kind: str) -> None:
     model, method = tiny(kind), build_method("chai", clusters=[2, 2])
     texts = [tuple(range(3, 3 + length)) for length in (20, 35, 60, 60, 90)]
-    together = compare(model, {"": method}, texts, 4096)[""]
-    alone = [compare(model, {"": method}, [each], 4096)[""][0] for each in texts]
+    together = compare(Runner(model, batch_tokens=4096), {"": method}, texts)[""]
+    alone = [compare(Runner(model, batch_tokens=4096), {"": method}, [each])[""][0] for each in texts]
     for ours, theirs in zip(together, alone, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
 

@@ -136,4 +136,4 @@ def test_published_records_are_read_and_their_promises_are_those_of_the_table(pa
         assert to_json(from_json(Measured, record["measured"])) == record["measured"]
         assert "TTFT ms" in tables(record["measured"])
     if "tasks" in record:
-        assert to_json(from_json(dict[str, TaskFigures], record["tasks"])) == record["tasks"]
+        assert to_json(from_json(dict[str, TaskFigures], record["tasks"]), dict[str, TaskFigures]) == record["tasks"]

@@ -13,7 +13,8 @@ from chai_eval.benchmark import probe_precision
 from chai_eval.data.text import open_text
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
-from chai_eval.scoring.fidelity import fidelity
+from chai_eval.scoring.fidelity import fidelities
+from chai_eval.scoring.runner import Runner
 
 WORDS = "the cat sat on a mat while rain fell over hills and old men told tales of ships"
 CLUSTERS = [[8, 1], [5, 1], [3, 2]]  # the model's own
@@ -36,10 +37,9 @@ def test_the_float32_models_own_clusters_cost_what_fidelity_says_and_differ_nowh
     assert (own["partitions"], own["differ"]) == (3 * 12, 0)
     assert all(each["partitions"] == 3 * 12 for each in record["partitions"].values())
 
-    expected = fidelity(
-        *load_model("tiny_llama_random", device="cpu"), build_method("chai", clusters=CLUSTERS),
-        open_text(str(text), SEED).documents, tokens=TOKENS, sequences=SEQUENCES,
-    )  # fmt: skip
+    runner, method = Runner(*load_model("tiny_llama_random", device="cpu")), build_method("chai", clusters=CLUSTERS)
+    texts = open_text(str(text), SEED).documents
+    expected = fidelities(runner, {"": method}, texts, tokens=TOKENS, sequences=SEQUENCES)[""]
     found = record["divergence"]["float32 model, clusters of the float32 model"]
     # float32, summed over a few hundred words.
     assert found["value"] == pytest.approx(expected.divergence.value, rel=1e-4)

@@ -12,6 +12,7 @@ import torch
 
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration import sensitivity
+from chai_eval.calibration.moments import head_moments
 from chai_eval.calibration.sensitivity import divergences, layer_sensitivity, true_divergences, with_gradients
 from chai_eval.errors import RunError
 from chai_eval.methods import build_method
@@ -34,13 +35,26 @@ def fixed_loop(serving: torch.Tensor) -> HeadLoop:
     return layer_output
 
 
+def shared_loop() -> HeadLoop:
+    """Every layer by the probabilities that the layer before has of its own."""
+    last: dict[str, np.ndarray] = {}
+
+    def layer_output(layer: int, probabilities: np.ndarray, scores: np.ndarray, values: np.ndarray) -> np.ndarray:
+        taken = last.get("own", probabilities) if layer else probabilities
+        last["own"] = probabilities
+        return np.stack([own @ each for own, each in zip(taken, values, strict=True)])
+
+    return layer_output
+
+
 def part_of(changed: HeadLoop, only: int, part: float) -> HeadLoop:
     """A part of the change in one layer, none in the others."""
     stock = chai_loop([HEADS] * LAYERS)
 
     def layer_output(layer: int, *given: np.ndarray) -> np.ndarray:
         before = stock(layer, *given)
-        return before + part * (changed(layer, *given) - before) if layer == only else before
+        after = changed(layer, *given)
+        return before + part * (after - before) if layer == only else before
 
     return layer_output
 
@@ -93,6 +107,25 @@ def test_fixed_memberships_change_every_token() -> None:
     for layer, count in ((0, 3), (1, 7), (2, 1)):
         found = measured(model, ids, fixed_loop(serving[layer, count - 1]), layer)
         assert float(fixed[layer, count - 1]) == pytest.approx(found, rel=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama_gqa", "opt"])
+def test_a_layer_with_the_probabilities_of_the_one_before_moves_predictions_as_far_as_is_foretold(kind: str) -> None:
+    model = MODELS[kind]()
+    # Of two tokens the first has one key only, which every head attends to: what is summed is the last one's alone.
+    (ids,) = requests([2])
+    with torch.no_grad():
+        likely = model(input_ids=ids[None], use_cache=False).logits[0, -1].double().softmax(-1)
+    foretold = torch.zeros(LAYERS).double()
+    for token in range(VOCABULARY):
+        layers = with_gradients(model, ids, lambda likely, drawn=token: torch.tensor([0, drawn]))
+        for at, each in enumerate(layers):
+            found = head_moments(*each, layers[at - 1].seen if at else None)
+            foretold[at] += likely[token] * found["layer_share"]
+    assert float(foretold[0]) == 0
+    for layer in range(1, LAYERS):
+        found = measured(model, ids, shared_loop(), layer)
+        assert float(foretold[layer]) == pytest.approx(found, rel=1e-2)
 
 
 def test_the_model_is_left_as_it_was_and_what_is_known_is_not_measured_again(

@@ -14,6 +14,7 @@ from chai_eval.cli import main
 from chai_eval.data import calibration_passages, local_documents
 from chai_eval.errors import SettingError
 from chai_eval.scoring.tasks import load_task
+from chai_eval.settings import TaskSettings
 
 PIQA = [
     {"goal": "open a jar", "sol1": "turn the lid", "sol2": "turn the table", "label": 0},
@@ -193,7 +194,7 @@ def test_labels_count_as_what_they_mean_whether_texts_or_numbers(
     tmp_path: Path, task: str, rows: list[dict[str, Any]], gold: list[int]
 ) -> None:
     (tmp_path / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    loaded = load_task(task, data_dir=tmp_path)
+    loaded = load_task(task, TaskSettings(data_dir=tmp_path))
     assert [loaded.doc_to_target(document) for document in loaded.eval_docs] == gold
 
 

@@ -19,6 +19,7 @@ from chai_eval.frontier.settings import FrontierSettings, parse_frontier
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.scoring.fidelity import fidelities
+from chai_eval.scoring.runner import Runner
 from tests.calibration.test_calibrate import settings as calibrating
 from tests.calibration.test_calibrate import text
 
@@ -50,7 +51,7 @@ def test_a_frontier_has_every_method_that_saves_and_says_which_is_best(
     documents = [each.replace("\n", " ") for each in Path(text).read_text().split("\n\n")]
     assert len(documents) == 30
     own = command.open_text(text, 1234)
-    alone = fidelities(model, tokenizer, {"": method}, own.documents, tokens=24, sequences=6)[""]
+    alone = fidelities(Runner(model, tokenizer), {"": method}, own.documents, tokens=24, sequences=6)[""]
     assert found["kl"].iloc[1] == pytest.approx(alone.divergence.value, rel=1e-4)
     assert found["kl_high"].iloc[1] == pytest.approx(alone.divergence.high, rel=1e-4)
     for each in frame.to_dict("records"):  # dominated, by going over all pairs

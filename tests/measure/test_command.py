@@ -12,7 +12,7 @@ import pytest
 
 from chai_eval.cli import main
 from chai_eval.measure.ceiling import Ceiling
-from chai_eval.store import read_record, read_samples
+from chai_eval.store.record import read_record, read_samples
 
 TINY = ("model=tiny_llama_random", "measure.lengths=[16]", "measure.new_tokens=3", "measure.repetitions=3")
 
@@ -112,10 +112,10 @@ def scoring(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = {"value": 0.5, "stderr": 0.1}
     scores = SimpleNamespace(samples=samples, metrics={"acc": metric, "acc_norm": metric}, batch={})
     prepared = SimpleNamespace(task_name="piqa", n_documents=2, n_requests=4, prompts_hash="p", config_hash="c")
-    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, **_: name)
+    monkeypatch.setattr("chai_eval.scoring.tasks.load_task", lambda name, _: name)
     monkeypatch.setattr("chai_eval.scoring.prepare.prepare", lambda *_, **__: prepared)
     monkeypatch.setattr("chai_eval.scoring.evaluate.score", lambda *_, **__: scores)
-    monkeypatch.setattr("chai_eval.run.compared", lambda *_: None)
+    monkeypatch.setattr("chai_eval.evaluation.Evaluation.fidelity", lambda _: None)
 
 
 @pytest.mark.usefixtures("scoring")

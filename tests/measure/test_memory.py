@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.fresh import fresh_memory
 from chai_eval.measure.memory import CacheSize, Memory, measure_memory, weight_bytes
-from chai_eval.measure.room import OutOfMemory, free_bytes, guarded, is_out_of_memory
+from chai_eval.measure.room import OutOfMemory, attempt, free_bytes, is_out_of_memory
 from chai_eval.measure_settings import Point
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import preset_runs
@@ -163,10 +163,13 @@ def test_words_of_every_allocator_are_known() -> None:
         "CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0 has a total capacity of 79.1 GiB",
     ):
         assert is_out_of_memory(RuntimeError(message))
-        with guarded(torch.device("cpu")) as trouble:
+
+        def fail(message: str = message) -> None:
             raise RuntimeError(message)
-        assert trouble.found is not None
-        assert trouble.found.asked_bytes in (4000, int(3.5 * 2**30))
+
+        found = attempt(torch.device("cpu"), fail)
+        assert found is not None
+        assert found.asked_bytes in (4000, int(3.5 * 2**30))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 

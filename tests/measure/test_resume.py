@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from chai_eval.cli import main
 from chai_eval.errors import RunError
-from chai_eval.measure import grid
+from chai_eval.measure import grid, stored
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.progress import Progress
-from chai_eval.store import read_record, read_samples
+from chai_eval.store.record import read_record, read_samples
 
 FEW = ["measure.lengths=[8,12,16]", "measure.new_tokens=2", "measure.repetitions=1", "measure.rivals=[sdpa]"]
 GIVEN = ["measure", "model=tiny_llama_random", "measure=latency", *FEW]
@@ -66,6 +67,28 @@ def test_a_killed_measurement_goes_on_and_keeps_what_it_had_measured(
     seconds = [each["seconds"] for name in ("8-1-2", "12-1-2") for each in written[name]["samples"]]
     assert read_samples(folder).seconds.tolist()[: len(seconds)] == seconds
     assert not (folder / "parts").exists()
+
+
+def test_a_measurement_waits_for_another_process_that_writes_to_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "measure_ceiling", lambda *_, **__: Ceiling(1e10, 1e10, 1e11))
+    monkeypatch.chdir(tmp_path)
+    assert main(GIVEN) == 0
+    (lock,) = tmp_path.glob("results/.locks/*.lock")
+    (record,) = tmp_path.glob("results/tiny_llama_random/measure/*/record.json")
+    record.unlink()
+    other = FileLock(lock)
+    other.acquire()
+
+    def until_said(said: object) -> None:
+        assert not record.exists()
+        other.release()
+
+    monkeypatch.setattr(stored.log, "warning", lambda said, *_: until_said(said))
+    assert main(GIVEN) == 0
+    assert record.exists()
+    assert not other.is_locked
 
 
 def test_parts_of_another_question_and_damaged_ones_are_measured_again(tmp_path: Path) -> None:

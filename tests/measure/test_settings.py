@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, PretrainedConfig
 
 from chai_eval.errors import SettingError
 from chai_eval.measure_settings import MeasureSettings, Point, check_positions, parse_measure
@@ -51,11 +53,17 @@ def test_one_number_stands_for_a_list_and_no_point_is_measured_twice() -> None:
     assert settings.points == [Point(8, 2, 3), Point(4, 2, 3)]
 
 
+def of_positions(positions: int | None) -> Any:
+    """What stands in for a model that reads so many tokens."""
+    config = PretrainedConfig() if positions is None else LlamaConfig(max_position_embeddings=positions)
+    return SimpleNamespace(config=config)
+
+
 def test_a_text_longer_than_the_model_reads_is_refused_and_the_longest_that_fits_is_not() -> None:
     settings = MeasureSettings(lengths=(96,), new_tokens=(32,))
-    check_positions(settings, 128)
-    check_positions(settings, None)
+    check_positions(settings, of_positions(128))
+    check_positions(settings, of_positions(None))
     with pytest.raises(SettingError, match=r"measure\.lengths: 96 given, with 32 new tokens .* allowed: 1 to 95"):
-        check_positions(settings, 127)
+        check_positions(settings, of_positions(127))
     with pytest.raises(SettingError, match=r"fewer measure\.new_tokens than 32"):
-        check_positions(settings, 32)
+        check_positions(settings, of_positions(32))

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from chai_eval.measure.turns import Turn, in_turn, turn_order
+from chai_eval.measure.clock import Turn, in_turn, turn_order
 
 NAMES = "ABCDEFG"
 

@@ -39,9 +39,19 @@ def counted(model: PreTrainedModel, each: Contender, point: Point) -> tuple[int,
 def test_operations_of_plain_attention_are_those_that_are_computed(name: str, batch: int) -> None:
     model, eager = MODELS[name](), Contender("mha (eager)", "eager")
     prefill, step = counted(model, eager, Point(20, batch, 2))
-    heads = eager.footprint(model)
+    heads = eager.method.footprint(model)
     assert total(pass_work(model, heads, Pass(batch, 20, causal=False))).flops == prefill
     assert total(pass_work(model, heads, Pass(batch, 1, past=20))).flops == step
+
+
+@pytest.mark.parametrize("build", [llama, opt])
+def test_operations_of_layers_that_share_probabilities_are_those_that_are_computed(build: object) -> None:
+    assert callable(build)
+    model, each = build(), contender(build_method("layer_share", layers=list(range(1, LAYERS))))
+    prefill, step = counted(model, each, Point(20, 2, 2))
+    layers = each.footprint(model)
+    assert total(pass_work(model, layers, Pass(2, 20, causal=False))).flops == prefill
+    assert total(pass_work(model, layers, Pass(2, 1, past=20))).flops == step
 
 
 @pytest.mark.parametrize("build", [llama, opt])
@@ -50,7 +60,7 @@ def test_operations_of_a_clustered_step_are_those_that_are_computed(build: objec
     # Every layer is clustered: PyTorch does not count the fused attention of the others.
     model, each = build(), contender(build_method("chai", clusters=[[3, LAYERS]]))
     _, step = counted(model, each, Point(20, 1, 2))
-    assert total(pass_work(model, each.footprint(model), Pass(1, 1, past=20))).flops == step
+    assert total(pass_work(model, each.method.footprint(model), Pass(1, 1, past=20))).flops == step
 
 
 def test_operations_of_a_clustered_prefill_are_those_that_are_computed() -> None:
@@ -58,7 +68,7 @@ def test_operations_of_a_clustered_prefill_are_those_that_are_computed() -> None
     membership = [[0, 0, 2, 2, 2, 5, 5, 5]] * LAYERS
     model, each = llama(), contender(build_method("chai_static", membership=membership, prefill="two_step"))
     prefill, _ = counted(model, each, Point(40, 1, 2))
-    assert total(pass_work(model, each.footprint(model), Pass(1, 40, causal=False))).flops == prefill
+    assert total(pass_work(model, each.method.footprint(model), Pass(1, 40, causal=False))).flops == prefill
 
 
 @pytest.mark.parametrize(("queries", "past", "probe"), [(7, 0, 0), (7, 0, 3), (1, 12, 0), (4, 5, 0), (3, 0, 3)])
@@ -84,16 +94,16 @@ def test_bytes_of_a_step_are_the_cache_read_and_the_new_token_written() -> None:
 def test_weights_are_read_once_a_pass_and_narrowly_where_no_probe_needs_the_rest() -> None:
     model, each = llama(), contender(build_method("chai", clusters=[[4, LAYERS]]))
     weight = model.model.layers[0].self_attn.q_proj.weight.numel() * 4
-    step = pass_work(model, each.footprint(model), Pass(8, 1, past=10))["projections"]
-    prefill = pass_work(model, each.footprint(model), Pass(8, 10))["projections"]
+    step = pass_work(model, each.method.footprint(model), Pass(8, 1, past=10))["projections"]
+    prefill = pass_work(model, each.method.footprint(model), Pass(8, 10))["projections"]
     assert step.bytes == LAYERS * weight * (0.5 + 0.5 + 1)
     assert prefill.bytes == LAYERS * weight * 3
 
 
 def test_shared_values_leave_as_many_outputs_as_clusters() -> None:
     model, each = llama(), contender(build_method("v_reuse", clusters=[[4, LAYERS]]))
-    assert each.footprint(model) == [LayerFootprint(4, 4, 4, 4, 5)] * LAYERS
-    mha, shared = (pass_work(model, one.footprint(model), Pass(1, 1, past=31)) for one in (MHA, each))
+    assert each.method.footprint(model) == [LayerFootprint(4, 4, 4, 4, 5)] * LAYERS
+    mha, shared = (pass_work(model, one.method.footprint(model), Pass(1, 1, past=31)) for one in (MHA, each))
     assert shared["attention"].flops == mha["attention"].flops / 2
     assert shared["projections"].flops == mha["projections"].flops / 2
 

@@ -13,7 +13,9 @@ from lm_eval.tasks import TaskManager
 from chai_eval import build_method, load_model
 from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.prepare import prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import PAPER_TASKS, load_task
+from chai_eval.settings import TaskSettings
 
 pytestmark = pytest.mark.assets
 
@@ -28,11 +30,11 @@ def loaded() -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", PAPER_TASKS)
 def test_every_choice_and_every_prediction_equal_those_of_stock_lm_eval(loaded: tuple[Any, Any], name: str) -> None:
     model, tokenizer = loaded
-    task = load_task(name, source="local")
-    ours = score(model, tokenizer, build_method("mha"), prepare(task, limit=DOCUMENTS, seed=1), progress=False)
+    task = load_task(name, TaskSettings(source="local"))
+    ours = score(Runner(model, tokenizer, progress=False), build_method("mha"), prepare(task, limit=DOCUMENTS, seed=1))
     theirs = simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8),
-        tasks=[load_task(name, source="local")],
+        tasks=[load_task(name, TaskSettings(source="local"))],
         task_manager=TaskManager(include_defaults=False),
         limit=DOCUMENTS,
         bootstrap_iters=0,
@@ -49,7 +51,7 @@ def test_every_choice_and_every_prediction_equal_those_of_stock_lm_eval(loaded: 
 
 
 def test_the_first_hundred_documents_of_piqa_score_as_known(loaded: tuple[Any, Any]) -> None:
-    prepared = prepare(load_task("piqa", source="local"), limit=100, seed=1)
-    found = score(*loaded, build_method("mha"), prepared, progress=False).metrics
+    prepared = prepare(load_task("piqa", TaskSettings(source="local")), limit=100, seed=1)
+    found = score(Runner(*loaded, progress=False), build_method("mha"), prepared).metrics
     assert found["acc"]["value"] == pytest.approx(0.65)
     assert found["acc_norm"]["value"] == pytest.approx(0.69)

@@ -17,10 +17,13 @@ from chai_eval.models import load_model
 from chai_eval.scoring import decode
 from chai_eval.scoring.decode import DecodedLM, decodings
 from chai_eval.scoring.evaluate import score
-from chai_eval.scoring.lm import InMemory, PackedLM
+from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest
 from chai_eval.scoring.prepare import prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import load_task
+from chai_eval.settings import TaskSettings
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
 from tests.methods.cases.case import Case
@@ -45,8 +48,9 @@ FEW = [
 
 def scored(kind: type[PackedLM], model: Any, method: Any, asked: list[Instance], **settings: Any) -> list[Any]:
     """Log-likelihood and whether greedy; of running text the log-likelihood alone."""
+    runner = Runner(model, tokenizer(), settings.pop("batch_tokens", 64), progress=False)
     with method.applied(model):
-        lm = kind(model, tokenizer(), method, **{"batch_tokens": 64, "progress": False, **settings})
+        lm = kind(runner, method, **settings)
         return getattr(lm, asked[0].request_type)(asked)
 
 
@@ -145,18 +149,18 @@ def test_the_plan_shares_contexts_keeps_within_the_budget_and_does_not_depend_on
 
 def test_a_decoding_that_goes_on_meets_the_batches_it_began_with_and_so_the_same_bits() -> None:
     model, asked = MODELS["llama"](), FEW
-    method, whole, partial = build_method("chai", clusters=COUNTS), InMemory(), InMemory()
+    method, whole, partial = build_method("chai", clusters=COUNTS), Journal(), Journal()
 
-    class Killed(InMemory):
+    class Killed(Journal):
         def append_many(self, entries) -> None:  # type: ignore[no-untyped-def]
-            if len(partial._kept) > 5:
+            if len(partial) > 5:
                 raise KeyboardInterrupt
             partial.append_many(entries)
 
     expected = scored(DecodedLM, model, method, asked, journal=whole)
     with pytest.raises(KeyboardInterrupt):
         scored(DecodedLM, model, method, asked, journal=Killed())
-    assert 0 < len(partial._kept) < len(whole._kept)
+    assert 0 < len(partial) < len(whole)
     assert scored(DecodedLM, model, method, asked, journal=partial) == expected
 
 
@@ -178,9 +182,10 @@ def test_logits_that_are_not_finite_after_the_context_name_the_layer(monkeypatch
 def test_on_real_weights_and_documents_decoded_scores_equal_packed_ones(name: str) -> None:
     model, encode = load_model("smollm2_mha", device="cpu", dtype="float32")
     method = build_method(name, **({"clusters": "smollm2_mha-balanced"} if name == "chai" else {}))
-    prepared = prepare(load_task("piqa", source="local"), limit=4, seed=1)
+    prepared = prepare(load_task("piqa", TaskSettings(source="local")), limit=4, seed=1)
     packed, decoded = (
-        score(model, encode, method, prepared, scoring=scoring, progress=False) for scoring in ("packed", "decode")
+        score(Runner(model, encode, progress=False), method, prepared, scoring=scoring)
+        for scoring in ("packed", "decode")
     )
     assert packed is not None
     assert decoded is not None

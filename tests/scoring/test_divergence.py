@@ -18,8 +18,9 @@ from torch import Tensor
 from chai_eval.methods import build_method
 from chai_eval.report import Header, Row, render, render_sweep
 from chai_eval.scoring import compare as passes
-from chai_eval.scoring.divergence import kl_divergence
+from chai_eval.scoring.compare import kl_divergence
 from chai_eval.scoring.fidelity import plain, summary
+from chai_eval.scoring.runner import Runner
 
 NEVER = -math.inf
 PADDING = {token: [38, 39] for token in range(6)}
@@ -82,7 +83,7 @@ def compared(patch: pytest.MonkeyPatch, always: list[int], under_method: list[in
 
     patch.setattr(type(method), "applied", noting)
     sequences = [tuple(each.tolist()) for each in requests([12, 9, 20])]
-    return pd.DataFrame(passes.compare(model, {"chai": method}, sequences, 1000)["chai"])
+    return pd.DataFrame(passes.compare(Runner(model, batch_tokens=1000), {"chai": method}, sequences)["chai"])
 
 
 def test_a_padded_vocabulary_leaves_divergence_and_perplexity_finite(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.scoring import compare as passes
 from chai_eval.scoring import fidelity as module
-from chai_eval.scoring.fidelity import fidelities, fidelity, plain, summary
+from chai_eval.scoring.fidelity import Fidelity, fidelities, plain, summary
+from chai_eval.scoring.runner import Runner
 
 TEXTS = ["The quick brown fox jumps over the lazy dog.", "Pack my box with five dozen jugs.", "Sphinx, judge my vow!"]
 TOKENS = 20
@@ -26,11 +27,15 @@ def tiny():  # type: ignore[no-untyped-def]
     return load_model("tiny_llama_random", device="cpu")
 
 
+def fidelity(tiny: Any, method: Any, batch_tokens: int | None = None) -> Fidelity:
+    return fidelities(Runner(*tiny, batch_tokens), {"": method}, TEXTS, tokens=TOKENS)[""]
+
+
 def test_equals_distributions_compared_one_token_at_a_time(tiny, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     model, tokenizer = tiny
     method = build_method("chai", clusters=[[2, 4]])
     monkeypatch.setattr(passes, "BLOCK_ELEMENTS", 3 * model.config.vocab_size)  # blocks that don't divide a sequence
-    found = fidelity(model, tokenizer, method, TEXTS, tokens=TOKENS)
+    found = fidelity(tiny, method)
     divergences, agreements, log_likelihoods = [], [], []
     for ids in module.cut(TEXTS, tokenizer, TOKENS):
         with torch.no_grad():
@@ -51,30 +56,29 @@ def test_equals_distributions_compared_one_token_at_a_time(tiny, monkeypatch: py
 
 
 def test_plain_attention_differs_from_itself_by_nothing(tiny) -> None:  # type: ignore[no-untyped-def]
-    found = fidelity(*tiny, build_method("mha"), TEXTS, tokens=TOKENS)
+    found = fidelity(tiny, build_method("mha"))
     assert found.divergence.value == pytest.approx(0, abs=1e-7)
     assert found.agreement.value == 1
     assert found.perplexity == pytest.approx(found.baseline_perplexity)
 
 
 def test_batches_and_company_do_not_change_a_method(tiny) -> None:  # type: ignore[no-untyped-def]
-    model, tokenizer = tiny
     methods = {"few": build_method("chai", clusters=[[2, 4]]), "more": build_method("chai", clusters=[[6, 4]])}
-    together = fidelities(model, tokenizer, methods, TEXTS, tokens=TOKENS, batch_tokens=4 * TOKENS)
-    alone = fidelity(model, tokenizer, methods["few"], TEXTS, tokens=TOKENS, batch_tokens=1)
+    together = fidelities(Runner(*tiny, batch_tokens=4 * TOKENS), methods, TEXTS, tokens=TOKENS)
+    alone = fidelity(tiny, methods["few"], batch_tokens=1)
     assert together["few"].divergence.value == pytest.approx(alone.divergence.value, rel=1e-4)
     assert together["few"].divergence.value > together["more"].divergence.value > 0
 
 
 def test_so_many_sequences_and_no_more(tiny) -> None:  # type: ignore[no-untyped-def]
-    model, tokenizer = tiny
-    found = fidelity(model, tokenizer, build_method("mha"), TEXTS, tokens=TOKENS, sequences=3, batch_tokens=2 * TOKENS)
+    runner = Runner(*tiny, batch_tokens=2 * TOKENS)
+    found = fidelities(runner, {"": build_method("mha")}, TEXTS, tokens=TOKENS, sequences=3)[""]
     assert found.sequences == len(found.samples) == 3
 
 
 def test_without_text_there_is_nothing_to_compare(tiny) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(SettingError, match="text: "):
-        fidelity(*tiny, build_method("mha"), [])
+        fidelities(Runner(*tiny), {"": build_method("mha")}, [])
 
 
 def samples(divergence: list[float], agreement: list[float]) -> pd.DataFrame:
@@ -106,7 +110,6 @@ def test_as_json_a_missing_interval_is_null(sequences: int) -> None:
 def test_methods_are_put_in_once_for_all_sequences_whose_logits_are_held(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, tokenizer = tiny
     method = build_method("chai", clusters=[[2, 4]])
     entered: list[str] = []
     applied = type(method).applied
@@ -116,6 +119,6 @@ def test_methods_are_put_in_once_for_all_sequences_whose_logits_are_held(
         return applied(self, model)
 
     monkeypatch.setattr(type(method), "applied", noting)
-    found = fidelity(model, tokenizer, method, TEXTS, tokens=TOKENS, batch_tokens=TOKENS)
+    found = fidelity(tiny, method, batch_tokens=TOKENS)
     assert found.sequences > 3
     assert entered == ["chai"]

@@ -12,7 +12,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from chai_eval.errors import RunError
-from chai_eval.scoring.lm import InMemory, PackedLM
+from chai_eval.scoring.lm import PackedLM
+from chai_eval.scoring.runner import Runner
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
 from tests.scoring.tiny_text import tokenizer
@@ -35,7 +37,7 @@ def ours(model: Any, asked: list[Instance], method: str = "mha", **rest: Any) ->
     chosen = CASES[method].build(model)
     with chosen.applied(model):
         encode = rest.pop("tokenizer", None) or tokenizer()
-        return PackedLM(model, encode, chosen, batch_tokens=64, progress=False, **rest).generate_until(asked)
+        return PackedLM(Runner(model, encode, 64, progress=False), chosen, **rest).generate_until(asked)
 
 
 def one_by_one(model: Any, asked: list[Instance], encode: Any = None) -> list[str]:
@@ -126,8 +128,8 @@ def test_a_text_drawn_at_random_depends_on_the_seed_and_neither_on_its_batch_nor
 
 def test_several_texts_drawn_from_one_prompt_differ_and_a_run_that_goes_on_draws_the_same() -> None:
     model, asked = MODELS["llama"](), [drawn(6)[-1]] * 4
-    whole = InMemory()
+    whole, half = Journal(), Journal()
     expected = ours(model, asked, journal=whole)
     assert len(set(expected)) == 4
-    half = InMemory(dict(list(whole._kept.items())[:2]))
+    half.append_many(list(whole.items())[:2])
     assert ours(model, asked, journal=half) == expected

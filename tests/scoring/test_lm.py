@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from lm_eval.models.huggingface import HFLM
 
 from chai_eval.errors import RunError
 from chai_eval.methods import Method, build_method
-from chai_eval.scoring.lm import InMemory, PackedLM
+from chai_eval.scoring.lm import PackedLM
+from chai_eval.scoring.ranks import Ranks
+from chai_eval.scoring.runner import Runner
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS, chai_loop, looped
 from tests.scoring.tiny_text import tokenizer
 
@@ -40,8 +44,9 @@ def questions(seed: int = 0) -> list[Instance]:
     return asked
 
 
-def packed(model: object, method: Method, **settings: object) -> PackedLM:
-    return PackedLM(model, tokenizer(), method, **{"batch_tokens": 64, "progress": False, **settings})
+def packed(model: Any, method: Method, batch_tokens: int = 64, **settings: Any) -> PackedLM:
+    ranks = settings.pop("ranks", Ranks())
+    return PackedLM(Runner(model, tokenizer(), batch_tokens, ranks, progress=False), method, **settings)
 
 
 def looped_scores(model: object, asked: list[Instance], method: str) -> list[tuple[float, bool]]:
@@ -108,7 +113,7 @@ def test_rolling_scores_equal_those_of_stock_lm_eval() -> None:
 
 def test_requests_in_the_journal_are_not_scored_again() -> None:
     model, asked = MODELS["llama"](), questions(3)
-    chosen, journal = build_method("mha"), InMemory()
+    chosen, journal = build_method("mha"), Journal()
     with chosen.applied(model):
         first = packed(model, chosen, journal=journal).loglikelihood(asked)
         model.forward = None  # would fail if called
@@ -118,11 +123,11 @@ def test_requests_in_the_journal_are_not_scored_again() -> None:
 
 def test_a_run_that_goes_on_meets_the_batches_it_began_with_and_so_the_same_bits() -> None:
     model, asked = MODELS["llama"](), questions(4)
-    chosen, whole, partial = build_method("chai", clusters=COUNTS), InMemory(), InMemory()
+    chosen, whole, partial = build_method("chai", clusters=COUNTS), Journal(), Journal()
 
-    class Killed(InMemory):
+    class Killed(Journal):
         def append_many(self, entries) -> None:  # type: ignore[no-untyped-def]
-            if len(partial._kept) > 10:
+            if len(partial) > 10:
                 raise KeyboardInterrupt
             partial.append_many(entries)
 
@@ -130,7 +135,7 @@ def test_a_run_that_goes_on_meets_the_batches_it_began_with_and_so_the_same_bits
         expected = packed(model, chosen, journal=whole).loglikelihood(asked)
         with pytest.raises(KeyboardInterrupt):
             packed(model, chosen, journal=Killed()).loglikelihood(asked)
-        assert 0 < len(partial._kept) < len(whole._kept)
+        assert 0 < len(partial) < len(whole)
         assert packed(model, chosen, journal=partial).loglikelihood(asked) == expected
 
 

@@ -16,6 +16,7 @@ from chai_eval.errors import RunError, SettingError
 from chai_eval.scoring.own_tasks import sandboxed_templates
 from chai_eval.scoring.prepare import prepare
 from chai_eval.scoring.tasks import load_task, task_names
+from chai_eval.settings import TaskSettings
 from chai_eval.task_settings import IncludedTasks
 from tests.scoring.own_folder import write_folder, write_lines
 
@@ -52,7 +53,7 @@ def add(folder: Path, name: str, text: str, base: str = "own_choice.yaml") -> No
 
 
 def key_parts(name: str, *folders: Path, code: bool = False) -> tuple[str, str]:
-    prepared = prepare(load_task(name, included=included(*folders, code=code)), limit=None, seed=1)
+    prepared = prepare(load_task(name, TaskSettings(included=included(*folders, code=code))), limit=None, seed=1)
     return prepared.prompts_hash, prepared.config_hash
 
 
@@ -79,8 +80,8 @@ def test_a_name_of_the_papers_in_the_folder_goes_first_and_in_the_last_folder_be
     for place, count in zip(folders, (3, 4), strict=True):
         write_folder(place, scored=count)
         add(place, "piqa", "")
-    assert len(load_task("piqa", source="local", included=included(*folders)).eval_docs) == 4
-    assert len(load_task("piqa", included=included(*reversed(folders))).eval_docs) == 3
+    assert len(load_task("piqa", TaskSettings(source="local", included=included(*folders))).eval_docs) == 4
+    assert len(load_task("piqa", TaskSettings(included=included(*reversed(folders)))).eval_docs) == 3
 
 
 @pytest.mark.parametrize("name", ["paper", "text"])
@@ -101,7 +102,7 @@ def test_an_unknown_name_says_which_file_could_not_be_read(folder: Path) -> None
 def test_documents_that_are_not_there_are_one_line(folder: Path) -> None:
     (folder / "test.jsonl").unlink()
     with pytest.raises(RunError, match=r"^task: own_choice of .*own_choice.yaml can't be loaded \(FileNotFoundError"):
-        load_task("own_choice", included=included(folder))
+        load_task("own_choice", TaskSettings(included=included(folder)))
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +137,7 @@ def test_nothing_that_would_run_python_is_loaded_unless_allowed(kind: str, folde
     (folder / "below" / "base.yaml").write_text("include: ../own_choice.yaml\nprocess_docs: !function helpers.pick\n")
     add(folder, "with_code", text, base)
     with pytest.raises(SettingError, match=r"^include_code: False given, and .* runs .*; allowed: true, if") as raised:
-        load_task("with_code", included=included(folder))
+        load_task("with_code", TaskSettings(included=included(folder)))
     assert ("base.yaml" if "below" in base else "with_code.yaml") in str(raised.value)
     assert "\n" not in str(raised.value)
     assert list(folder.rglob("*.ran")) == []
@@ -145,7 +146,7 @@ def test_nothing_that_would_run_python_is_loaded_unless_allowed(kind: str, folde
 def test_python_runs_where_it_is_allowed(folder: Path) -> None:
     (folder / "helpers.py").write_text(HELPERS)
     add(folder, "with_code", "doc_to_text: !function helpers.ask\nprocess_docs: !function helpers.pick")
-    task = load_task("with_code", included=included(folder, code=True))
+    task = load_task("with_code", TaskSettings(included=included(folder, code=True)))
     prepared = prepare(task, limit=None, seed=1)
     assert prepared.n_documents == 2
     assert task.doc_to_text({"question": "why"}) == "WHY"
@@ -165,7 +166,7 @@ def test_a_class_of_ones_own_is_a_task(folder: Path) -> None:
         + "        super().__init__(config={k: v for k, v in config.items() if k != 'class'})\n"
     )
     add(folder, "with_class", "class: !function helpers.Mine")
-    prepared = prepare(load_task("with_class", included=included(folder, code=True)), limit=None, seed=1)
+    prepared = prepare(load_task("with_class", TaskSettings(included=included(folder, code=True))), limit=None, seed=1)
     assert {each.args[0] for each in prepared.task.instances} == {"Complete the sentence.\n\nmine"}
 
 
@@ -176,15 +177,15 @@ def test_lm_evals_own_functions_need_no_leave_also_where_a_file_includes_them(fo
         f"dataset_path: json\ndataset_name: null\ndataset_kwargs: {{data_files: {{validation: {folder}/rows.jsonl}}}}"
     )
     add(folder, "mine", f"training_split: null\n{data}", str(stock))
-    assert len(load_task("mine", included=included(folder)).eval_docs) == 1
+    assert len(load_task("mine", TaskSettings(included=included(folder))).eval_docs) == 1
 
 
 def test_a_template_reaches_nothing_of_python(folder: Path) -> None:
     add(folder, "escapes", f'doc_to_text: "{ESCAPE}"')
     with pytest.raises(RunError, match=r"^task: escapes of .*reaches into Python, .* access to attribute '__class__'"):
-        load_task("escapes", included=included(folder))
+        load_task("escapes", TaskSettings(included=included(folder)))
     add(folder, "escapes_later", f'doc_to_text: "{{% if answer == {second_answer(folder)} %}}{ESCAPE}{{% endif %}}x"')
-    task = load_task("escapes_later", included=included(folder))
+    task = load_task("escapes_later", TaskSettings(included=included(folder)))
     with pytest.raises(RunError, match="reaches into Python, .*unsafe"):
         prepare(task, limit=None, seed=1)
 
@@ -244,7 +245,7 @@ def test_the_key_of_a_task_with_functions_does_not_depend_on_where_they_lie_in_m
     tasks = []
     for seconds in (1, 2):
         os.utime(folder / "helpers.py", (seconds, seconds))  # for which lm-eval imports it again
-        tasks.append(load_task("with_code", included=included(folder, code=True)))
+        tasks.append(load_task("with_code", TaskSettings(included=included(folder, code=True))))
     assert tasks[0].config.process_docs is not tasks[1].config.process_docs
     first, second = (prepare(task, limit=None, seed=1).config_hash for task in tasks)
     assert first == second

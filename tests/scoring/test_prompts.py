@@ -21,9 +21,11 @@ from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.scoring.evaluate import score
+from chai_eval.scoring.fidelity import first_requests, task_fidelity
 from chai_eval.scoring.prepare import PreparedTask, prepare
-from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import load_task
+from chai_eval.scoring.tokens import request_tokens
 from chai_eval.session import Session
 from chai_eval.settings import TaskSettings
 from chai_eval.task_settings import IncludedTasks, PromptSettings
@@ -66,7 +68,7 @@ def no_report_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(name: str, folder: Path) -> Callable[[], Any]:
-    return lambda: load_task(name, included=IncludedTasks((folder,)))
+    return lambda: load_task(name, TaskSettings(included=IncludedTasks((folder,))))
 
 
 def arithmetic(count: int, seed: int) -> datasets.Dataset:
@@ -157,14 +159,14 @@ def test_prompts_and_scores_equal_those_of_stock_lm_eval(
 ) -> None:
     load, settings = TASKS[name](folder), SETTINGS[given]
     prepared = prepare(load(), limit=None, seed=SEED, prompts=PromptSettings(**settings), tokenizer=tiny[1])
-    ours = score(*tiny, build_method("mha"), prepared, progress=False)
+    ours = score(Runner(*tiny, progress=False), build_method("mha"), prepared)
     assert_equal(ours, prepared, stock(tiny, load(), **settings))
 
 
 def test_a_task_of_ones_own_equals_lm_eval_told_its_folder_and_name(tiny: tuple[Any, Any], folder: Path) -> None:
     prompts = PromptSettings(num_fewshot=3)
     prepared = prepare(own("own_choice", folder)(), limit=3, seed=SEED, prompts=prompts)
-    ours = score(*tiny, build_method("mha"), prepared, progress=False)
+    ours = score(Runner(*tiny, progress=False), build_method("mha"), prepared)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     assert_equal(ours, prepared, stock(tiny, "own_choice", manager, limit=3, num_fewshot=3))
 
@@ -180,7 +182,7 @@ def test_a_template_of_several_is_taken_by_its_name(tiny: tuple[Any, Any], folde
         theirs = stock(tiny, own("own_text", folder)(), apply_chat_template=True)
     finally:
         tokenizer.chat_template = PLAIN
-    assert_equal(score(model, several, build_method("mha"), prepared, progress=False), prepared, theirs)
+    assert_equal(score(Runner(model, several, progress=False), build_method("mha"), prepared), prepared, theirs)
 
 
 @pytest.mark.parametrize("name", ["own_choice", "own_text"])
@@ -195,7 +197,7 @@ def test_fidelity_reads_the_tokens_that_are_scored_through_a_chat_template(
         text = prompt + (request.args[1] if name == "own_choice" else "")
         # The template writes the first token itself: it is there once.
         assert list(tokens) == tiny[1](text, add_special_tokens=False)["input_ids"]
-    found = task_fidelity(*tiny, build_method("chai", clusters=[[2, 4]]), prepared, 3, progress=False)
+    found = task_fidelity(Runner(*tiny, progress=False), build_method("chai", clusters=[[2, 4]]), prepared, 3)
     assert found is not None
     assert found.sequences == 3
     assert found.divergence.value > 0
@@ -245,7 +247,7 @@ def test_a_task_that_allows_no_examples_keeps_to_it_and_says_so(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "none.yaml").write_text(f"include: {folder}/own_choice.yaml\ntask: none\nnum_fewshot: 0\n")
-    task = load_task("none", included=IncludedTasks((tmp_path,)))
+    task = load_task("none", TaskSettings(included=IncludedTasks((tmp_path,))))
     prepared = [prepare(task, limit=None, seed=SEED, prompts=PromptSettings(count)) for count in (None, 2)]
     assert prepared[0].prompts_hash == prepared[1].prompts_hash
     assert prepared[0].config_hash == prepared[1].config_hash
@@ -257,12 +259,13 @@ def test_a_papers_task_of_local_files_never_has_the_document_at_hand_among_its_e
 ) -> None:
     science(4, 5).to_json(tmp_path / "arc_easy.jsonl")
     prompts = PromptSettings(num_fewshot=3)
-    prepared = prepare(load_task("arc_easy", data_dir=tmp_path), limit=None, seed=SEED, prompts=prompts)
+    prepared = prepare(load_task("arc_easy", TaskSettings(data_dir=tmp_path)), limit=None, seed=SEED, prompts=prompts)
     for request in prepared.task.instances:
         assert request.args[0].count(f"Question: {request.doc['question']}") == 1
     assert "drawn from the documents that are scored, but for the one at hand" in caplog.text
     with pytest.raises(SettingError, match=r"^num_fewshot: 4 given, and arc_easy has 3 documents .*allowed: 0 to 3$"):
-        prepare(load_task("arc_easy", data_dir=tmp_path), limit=None, seed=SEED, prompts=PromptSettings(4))
+        task = load_task("arc_easy", TaskSettings(data_dir=tmp_path))
+        prepare(task, limit=None, seed=SEED, prompts=PromptSettings(4))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from lm_eval.api.instance import Instance
 
 from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
-from chai_eval.scoring.lm import InMemory, PackedLM
+from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.ranks import OtherRankError, Ranks, ranks_of
+from chai_eval.scoring.runner import Runner
+from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.kill_and_resume import arguments, results, write_documents
 from tests.scoring.test_lm import packed, questions
@@ -65,27 +67,27 @@ def together(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
 def test_each_scores_its_share_and_all_know_the_scores_of_one_process(size: int) -> None:
     asked, method = questions(), build_method("chai", clusters=[8, 3, 1])
     models = [MODELS["llama"]() for _ in range(size)]
-    journals = [InMemory() for _ in range(size)]
+    journals = [Journal() for _ in range(size)]
     scored = [0] * size
 
     class Counting(PackedLM):
         def _score(self, batch: Any, asked: Any) -> Any:
-            scored[self.ranks.rank] += 1
+            scored[self.runner.ranks.rank] += 1
             return super()._score(batch, asked)
 
     def score(ranks: Ranks) -> Any:
         model = models[ranks.rank]
         journal = journals[ranks.rank]
         with method.applied(model):
-            lm = Counting(model, tokenizer(), method, batch_tokens=64, journal=journal, ranks=ranks, progress=False)
-            return lm.loglikelihood(asked)
+            runner = Runner(model, tokenizer(), batch_tokens=64, ranks=ranks, progress=False)
+            return Counting(runner, method, journal=journal).loglikelihood(asked)
 
     (alone,) = together(1, score)
-    journals[0], scored[0] = InMemory(), 0
+    journals[0], scored[0] = Journal(), 0
     assert together(size, score) == [alone] * size
     assert max(scored) - min(scored) <= 1
     assert sum(scored) > size
-    assert all(journal._kept == journals[0]._kept for journal in journals)
+    assert all(journal == journals[0] for journal in journals)
 
 
 def test_generated_texts_are_those_of_one_process() -> None:

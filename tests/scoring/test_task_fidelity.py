@@ -16,11 +16,14 @@ from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.scoring import compare as core
 from chai_eval.scoring.evaluate import score
+from chai_eval.scoring.fidelity import first_requests, task_fidelity
 from chai_eval.scoring.pack import ScoringRequest
 from chai_eval.scoring.prepare import PreparedTask, prepare
 from chai_eval.scoring.ranks import Ranks
-from chai_eval.scoring.task_fidelity import first_requests, request_tokens, task_fidelity
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import load_task
+from chai_eval.scoring.tokens import request_tokens
+from chai_eval.settings import TaskSettings
 from tests.scoring.test_ranks import together
 
 VALUES = ["divergence", "agreement", "log_likelihood", "baseline_log_likelihood"]
@@ -44,12 +47,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedTask:
     folder = tmp_path_factory.mktemp("documents")
     rows = [{"goal": goal, "sol1": f"with {goal[::-1]}", "sol2": "no", "label": 1} for goal in GOALS]
     (folder / "piqa.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return prepare(load_task("piqa", data_dir=folder), limit=None, seed=1)
+    return prepare(load_task("piqa", TaskSettings(data_dir=folder)), limit=None, seed=1)
 
 
 def compared(tiny: tuple[Any, Any], prepared: PreparedTask, name: str = "chai", **settings: Any) -> pd.DataFrame:
-    wanted = {"documents": len(GOALS), "progress": False, **settings}
-    found = task_fidelity(*tiny, build_method(name, **METHODS[name]), prepared, wanted.pop("documents"), **wanted)
+    documents = settings.pop("documents", len(GOALS))
+    runner = Runner(*tiny, progress=False, **settings)
+    found = task_fidelity(runner, build_method(name, **METHODS[name]), prepared, documents)
     assert found is not None
     return found.samples
 
@@ -95,7 +99,7 @@ def test_a_document_does_not_depend_on_its_batch(tiny: tuple[Any, Any], prepared
 
 
 def test_means_are_over_documents_and_perplexity_over_tokens(tiny: tuple[Any, Any], prepared: PreparedTask) -> None:
-    found = task_fidelity(*tiny, build_method("chai", **METHODS["chai"]), prepared, 3, progress=False)
+    found = task_fidelity(Runner(*tiny, progress=False), build_method("chai", **METHODS["chai"]), prepared, 3)
     assert found is not None
     assert found.sequences == 3
     assert found.divergence.value == pytest.approx(found.samples["divergence"].mean())
@@ -180,7 +184,8 @@ def test_scores_are_shared_after_every_round_of_passes_and_the_bar_counts_those_
     def work(ranks: Ranks) -> list[int]:
         done: list[int] = []
         method = build_method("chai", **METHODS["chai"])
-        core.compare(models[ranks.rank][0], {"chai": method}, tokens, 1, ranks=ranks, after=done.append)
+        runner = Runner(*models[ranks.rank], batch_tokens=1, ranks=ranks)
+        core.compare(runner, {"chai": method}, tokens, after=done.append)
         return done
 
     assert together(1, work) == [[1] * len(GOALS)]
@@ -245,11 +250,11 @@ def test_what_is_longer_than_the_models_positions_loses_its_start_as_in_scoring(
 
 def test_running_text_has_the_log_likelihood_that_scoring_gives_it(tiny: tuple[Any, Any], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One passage.\n\nAnother, of more words than that.\n\nA third.\n")
-    text = prepare(load_task("text", text=str(tmp_path / "a.txt")), limit=None, seed=1)
+    text = prepare(load_task("text", TaskSettings(text=str(tmp_path / "a.txt"))), limit=None, seed=1)
     method = build_method("chai", **METHODS["chai"])
     samples = compared(tiny, text, documents=3)
     for column, scorer in (("baseline_log_likelihood", build_method("mha")), ("log_likelihood", method)):
-        scored = score(*tiny, scorer, text, progress=False)
+        scored = score(Runner(*tiny, progress=False), scorer, text)
         assert scored is not None
         likelihoods = [json.loads(each)[0] for each in scored.samples["byte_perplexity"]]
         # Sums over a few dozen tokens in float32.
@@ -258,4 +263,4 @@ def test_running_text_has_the_log_likelihood_that_scoring_gives_it(tiny: tuple[A
 
 def test_where_nothing_is_predicted_there_is_nothing_to_compare(tiny: tuple[Any, Any]) -> None:
     empty = SimpleNamespace(task_name="empty", task=SimpleNamespace(instances=[asked("generate_until", "", {})]))
-    assert task_fidelity(*tiny, build_method("mha"), empty, 5, progress=False) is None  # type: ignore[arg-type]
+    assert task_fidelity(Runner(*tiny, progress=False), build_method("mha"), empty, 5) is None  # type: ignore[arg-type]

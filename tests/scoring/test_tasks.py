@@ -18,8 +18,10 @@ from chai_eval.data.assets import fetch
 from chai_eval.data.documents import DOCUMENTS
 from chai_eval.errors import RunError, SettingError
 from chai_eval.resources import tasks_dir
+from chai_eval.schema import read
 from chai_eval.scoring import tasks
 from chai_eval.scoring.tasks import PAPER_TASKS, load_task, primary_metric, task_names
+from chai_eval.settings import TaskSettings
 
 STOCK = {
     "piqa": "piqa/piqa.yaml",
@@ -51,7 +53,7 @@ def requests(task: Any, limit: int) -> list[tuple[Any, ...]]:
 @pytest.mark.assets
 @pytest.mark.parametrize("name", PAPER_TASKS)
 def test_requests_equal_those_of_the_stock_task(name: str) -> None:
-    ours, stock = load_task(name, source="local"), stock_task(name)
+    ours, stock = load_task(name, TaskSettings(source="local")), stock_task(name)
     assert requests(ours, limit=200) == requests(stock, limit=200)
 
 
@@ -80,7 +82,7 @@ def test_task_files_work_in_lm_eval_itself_on_a_users_own_files(tmp_path: Path) 
 
 def test_data_dir_takes_the_place_of_the_assets(tmp_path: Path) -> None:
     (tmp_path / "piqa.jsonl").write_text(json.dumps(PIQA))
-    assert list(load_task("piqa", data_dir=tmp_path).eval_docs) == [PIQA]
+    assert list(load_task("piqa", TaskSettings(data_dir=tmp_path)).eval_docs) == [PIQA]
 
 
 def test_a_tasks_config_does_not_depend_on_where_its_files_lie(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_a_tasks_config_does_not_depend_on_where_its_files_lie(tmp_path: Path) -
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         (folder / "piqa.jsonl").write_text(json.dumps(PIQA))
-        dumped.append(json.dumps(load_task("piqa", data_dir=folder).dump_config(), default=str))
+        dumped.append(json.dumps(load_task("piqa", TaskSettings(data_dir=folder)).dump_config(), default=str))
     assert dumped[0] == dumped[1]
     assert str(tmp_path) not in dumped[0]
     assert str(tasks_dir()) not in dumped[0]
@@ -148,7 +150,7 @@ def test_no_task_at_all_is_refused() -> None:
 )
 def test_a_wrong_source_is_one_line(settings: dict[str, str], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        load_task(**settings)  # type: ignore[arg-type]
+        load_task(settings.pop("name"), read(TaskSettings, settings))
 
 
 def test_an_unreachable_hub_is_one_line_that_names_the_local_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +159,7 @@ def test_an_unreachable_hub_is_one_line_that_names_the_local_files(monkeypatch: 
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     with pytest.raises(RunError, match=r"^task: piqa can't be loaded from the hub .*source=local") as raised:
-        load_task("piqa", source="hub")
+        load_task("piqa", TaskSettings(source="hub"))
     assert "\n" not in str(raised.value)
 
 

@@ -25,8 +25,10 @@ from chai_eval.models import load_model
 from chai_eval.resources import tasks_dir
 from chai_eval.scoring.evaluate import score
 from chai_eval.scoring.prepare import prepare
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tasks import check_text, load_task, primary_metric, task_names
-from chai_eval.store import write_record
+from chai_eval.settings import TaskSettings
+from chai_eval.store.record import write_record
 from tests.scoring.test_task_fidelity import METHODS as LIKEWISE
 
 METRICS = ("byte_perplexity", "bits_per_byte")
@@ -58,8 +60,8 @@ def wikitext() -> ConfigurableTask:
 
 def test_every_document_and_every_metric_equal_those_of_stock_lm_eval(tiny: tuple[Any, Any], text: str) -> None:
     model, tokenizer = tiny
-    task = load_task("text", text=text)
-    ours = score(model, tokenizer, build_method("mha"), prepare(task, limit=None, seed=1), progress=False)
+    task = load_task("text", TaskSettings(text=text))
+    ours = score(Runner(model, tokenizer, progress=False), build_method("mha"), prepare(task, limit=None, seed=1))
     assert ours is not None
     theirs = simple_evaluate(
         model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2),
@@ -86,8 +88,8 @@ def test_under_every_method_a_text_has_the_score_of_its_windows_alone(
     """Stock `HFLM`, a window at a time without padding, with the method put into its model."""
     model, tokenizer = tiny
     method = build_method(name, **METHODS[name])
-    prepared = prepare(load_task("text", text=text), limit=None, seed=1)
-    ours = score(model, tokenizer, method, prepared, progress=False)
+    prepared = prepare(load_task("text", TaskSettings(text=text)), limit=None, seed=1)
+    ours = score(Runner(model, tokenizer, progress=False), method, prepared)
     assert ours is not None
     stock = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
     with method.applied(model):
@@ -100,8 +102,8 @@ def test_text_with_few_spaces_has_a_perplexity_and_a_record_as_any_other(tiny: t
     """Per word it would be beyond what a float holds."""
     path = tmp_path / "a.txt"
     path.write_text("注意力头" * 125, encoding="utf-8")
-    prepared = prepare(load_task("text", text=str(path)), limit=None, seed=1)
-    scored = score(*tiny, build_method("mha"), prepared, progress=False)
+    prepared = prepare(load_task("text", TaskSettings(text=str(path))), limit=None, seed=1)
+    scored = score(Runner(*tiny, progress=False), build_method("mha"), prepared)
     assert scored is not None
     ((likelihood, units),) = (json.loads(each) for each in scored.samples["byte_perplexity"])
     assert units == 1500
@@ -122,7 +124,7 @@ def test_its_file_says_what_wikitexts_says_but_for_the_documents_and_words() -> 
 
 def test_the_content_of_the_file_is_part_of_the_prompts_and_its_place_is_not(text: str, tmp_path: Path) -> None:
     def hashes(path: Path | str) -> tuple[str, str]:
-        prepared = prepare(load_task("text", text=str(path)), limit=None, seed=1)
+        prepared = prepare(load_task("text", TaskSettings(text=str(path))), limit=None, seed=1)
         return prepared.prompts_hash, prepared.config_hash
 
     moved, changed = tmp_path / "moved.jsonl", tmp_path / "changed.jsonl"
@@ -130,7 +132,7 @@ def test_the_content_of_the_file_is_part_of_the_prompts_and_its_place_is_not(tex
     changed.write_text(Path(text).read_text().replace("few", "two"))
     assert hashes(moved) == hashes(text)
     assert hashes(changed)[0] != hashes(text)[0]
-    dumped = json.dumps(load_task("text", text=text, limit=2).dump_config(), default=str)
+    dumped = json.dumps(load_task("text", TaskSettings(text=text, limit=2)).dump_config(), default=str)
     assert str(tmp_path) not in dumped
     assert '"limit"' not in dumped
 
@@ -141,7 +143,7 @@ def test_its_file_works_in_lm_eval_itself(text: str) -> None:
 
 
 def test_it_reads_no_more_documents_than_its_limit(text: str) -> None:
-    assert load_task("text", text=text, limit=2).eval_docs["text"][:] == TEXTS[:2]
+    assert load_task("text", TaskSettings(text=text, limit=2)).eval_docs["text"][:] == TEXTS[:2]
 
 
 @pytest.mark.parametrize(("names", "given"), [(["piqa", "text"], None), (["piqa"], "passages")])
@@ -158,16 +160,16 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, content: bytes, 
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(SettingError, match=rf"^text: .*{said}") as caught:
-        load_task("text", text=str(path))
+        load_task("text", TaskSettings(text=str(path)))
     assert "\n" not in str(caught.value)
 
 
 def test_text_that_the_model_rules_out_has_no_perplexity_and_one_line_says_so(tmp_path: Path) -> None:
     model, tokenizer = load_model("tiny_llama_random", device="cpu")
     (tmp_path / "a.txt").write_text("One passage of words.\n\nAnother.\n")
-    prepared = prepare(load_task("text", text=str(tmp_path / "a.txt")), limit=None, seed=1)
+    prepared = prepare(load_task("text", TaskSettings(text=str(tmp_path / "a.txt"))), limit=None, seed=1)
     (*_, letter) = tokenizer("w")["input_ids"]
     gone = torch.tensor(letter)
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.index_fill(-1, gone, -math.inf))
     with pytest.raises(RunError, match=r"^text: byte_perplexity of these documents is inf: the model rules out"):
-        score(model, tokenizer, build_method("mha"), prepared, progress=False)
+        score(Runner(model, tokenizer, progress=False), build_method("mha"), prepared)

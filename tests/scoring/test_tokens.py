@@ -21,8 +21,9 @@ from chai_eval.errors import SettingError
 from chai_eval.methods import build_method
 from chai_eval.models import load_model
 from chai_eval.models.builtin import byte_tokenizer
-from chai_eval.scoring.fidelity import fidelity
+from chai_eval.scoring.fidelity import fidelities
 from chai_eval.scoring.lm import PackedLM
+from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tokens import check_tokens
 
 EMBEDDINGS = 100
@@ -116,7 +117,7 @@ def test_so_it_is_in_the_text_that_a_model_is_calibrated_on(
 
 def test_so_it_is_in_texts_that_methods_are_compared_on() -> None:
     with pytest.raises(SettingError, match=f"^{SAID}"):
-        fidelity(model_of(EMBEDDINGS), byte_tokenizer(), build_method("mha"), ["here it is"], tokens=8)
+        fidelities(Runner(model_of(EMBEDDINGS), byte_tokenizer()), {"": build_method("mha")}, ["here it is"], tokens=8)
 
 
 def test_a_measurement_needs_no_tokens_of_a_tokenizer(
@@ -138,7 +139,7 @@ def test_tokens_that_are_never_used_need_no_embedding(embeddings: int) -> None:
     stock = HFLM(pretrained=model, tokenizer=byte_tokenizer(), batch_size=1).loglikelihood(requests, disable_tqdm=True)
     mha = build_method("mha")
     with mha.applied(model):
-        ours = PackedLM(model, tokenizer, mha, batch_tokens=64, progress=False).loglikelihood(requests)
+        ours = PackedLM(Runner(model, tokenizer, 64, progress=False), mha).loglikelihood(requests)
     # float32, logits of order 10, sums of at most two tokens.
     assert [score for score, _ in ours] == pytest.approx([score for score, _ in stock], abs=1e-4)
 
@@ -190,9 +191,8 @@ def test_padding_without_an_embedding_changes_no_text_that_is_written() -> None:
         odd = tokenizer_with(eos_token="</s>", **special)
         check_tokens(model, odd, [requests])
         with chosen.applied(model):
-            texts.append(
-                PackedLM(model, odd, chosen, batch_tokens=64, progress=False).generate_until(requests.task.instances)
-            )
+            ours = PackedLM(Runner(model, odd, 64, progress=False), chosen)
+            texts.append(ours.generate_until(requests.task.instances))
     assert texts[0] == texts[1] == texts[2]
     assert any(texts[0])
 
@@ -208,7 +208,7 @@ def test_one_of_bos_and_eos_is_enough_to_score_as_lm_eval_does(special: dict[str
         stock = HFLM(pretrained=model, tokenizer=tokenizer_with(**special), batch_size=1)
         mha = build_method("mha")
         with mha.applied(model):
-            ours = PackedLM(model, tokenizer_with(**special), mha, batch_tokens=64, progress=False)
+            ours = PackedLM(Runner(model, tokenizer_with(**special), 64, progress=False), mha)
             found = getattr(ours, kind)(requests.task.instances)
         expected = getattr(stock, kind)(requests.task.instances, disable_tqdm=True)
         assert torch.tensor(found).flatten().tolist() == pytest.approx(

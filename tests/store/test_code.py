@@ -10,7 +10,7 @@ import pytest
 
 import chai_eval
 from chai_eval.methods import METHODS
-from chai_eval.store import SCORER, NumericCode
+from chai_eval.store.code import SCORER, NumericCode
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ import pytest
 
 from chai_eval.cli import main
 from chai_eval.errors import SettingError
-from chai_eval.store import Journal, ResultFolder, check_writable, write_record
-from chai_eval.store.record import LAYOUT
+from chai_eval.store.folder import ResultFolder, check_writable
+from chai_eval.store.journal import Journal
+from chai_eval.store.record import LAYOUT, write_record
 from chai_eval.store.status import list_results
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def test_a_result_lies_under_model_task_and_method_with_key(tmp_path: Path) -> N
 HOLD = """
 import sys, time
 from pathlib import Path
-from chai_eval.store import ResultFolder
+from chai_eval.store.folder import ResultFolder
 with ResultFolder(Path(sys.argv[1]), "tiny", "piqa", "chai", "0123456789ab").held():
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -90,7 +91,7 @@ def test_status_tells_finished_partial_failed_running_and_unreadable_apart(tmp_p
     old.path.mkdir(parents=True)
     (old.path / "record.json").write_text('{"layout": 0}')
     with running.held():
-        listed = {result.folder.task: result for result in list_results(tmp_path)}
+        listed = {result.task: result for result in list_results(tmp_path)}
     assert {task: result.state for task, result in listed.items()} == {
         "finished": "finished",
         "partial": "partial",
@@ -143,7 +144,7 @@ def test_an_odd_file_makes_its_own_result_unreadable_and_no_other(
     (odd.path / name).unlink(missing_ok=True)
     if content is not None:
         (odd.path / name).write_text(content)
-    listed = {result.folder.task: result for result in list_results(tmp_path)}
+    listed = {result.task: result for result in list_results(tmp_path)}
     assert (listed["odd"].state, listed["piqa"].state) == ("unreadable", "finished")
     assert said in listed["odd"].detail
     assert main(["status", f"results_dir={tmp_path}"]) == 0

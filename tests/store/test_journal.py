@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chai_eval.errors import RunError
-from chai_eval.store import Journal
+from chai_eval.store.journal import Journal
 
 SCORED = [(f"request-{index}", [-(1 / 3) * index, index % 2 == 0]) for index in range(20)]
 
@@ -85,7 +85,7 @@ def test_a_request_scored_again_after_corruption_is_found(path: Path) -> None:
 
 def test_what_was_appended_survives_sigkill(path: Path) -> None:
     program = (
-        "import os, signal, sys; from chai_eval.store import Journal\n"
+        "import os, signal, sys; from chai_eval.store.journal import Journal\n"
         "journal = Journal(sys.argv[1]); journal.append_many([('a', [-1.5, True])])\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

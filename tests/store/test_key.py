@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chai_eval.store import result_key
+from chai_eval.store.key import result_key
 
 PARTS = {"model": {"source": "m", "fingerprint": "f"}, "limit": None, "method": {"clusters": [[9, 17], [3, 13]]}}
 

@@ -11,7 +11,7 @@ import pytest
 
 from chai_eval.checksum import DamagedError
 from chai_eval.errors import RunError
-from chai_eval.store import LAYOUT, read_fidelity, read_record, read_samples, write_fidelity, write_record
+from chai_eval.store.record import LAYOUT, read_fidelity, read_record, read_samples, write_fidelity, write_record
 
 SAMPLES = pd.DataFrame(
     {"doc_id": [0, 1], "loglikelihoods": [[-1.25, -1 / 3], [-2.0]], "lengths": [[3, 4], [1]], "acc": [1.0, 0.0]}

@@ -128,12 +128,6 @@ def kinds() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def small_config(kind: str, window: int = WINDOW) -> PretrainedConfig:
-    """A config of a type, small, with every window or chunk that it has `window` tokens wide."""
-    default = AutoConfig.for_model(kind)
-    return AutoConfig.for_model(kind, **_fields(default, window))
-
-
 def windows(config: PretrainedConfig) -> list[str]:
     """Names of the fields that bound how far a query looks."""
     text = config.get_text_config(decoder=True)
@@ -159,7 +153,7 @@ def _fields(default: PretrainedConfig, window: int) -> dict[str, Any]:
 
 
 def small_model(kind: str, window: int = WINDOW) -> PreTrainedModel:
-    """A model of `small_config` with random weights, the same at every call, in float32.
+    """A small model of a type, with every window or chunk `window` tokens wide and random weights, always the same.
 
     Raises
     ------
@@ -168,7 +162,7 @@ def small_model(kind: str, window: int = WINDOW) -> PreTrainedModel:
     ValueError
         Where it isn't small: a field of the config stands neither in `SIZES` nor in `SPECIAL`.
     """
-    config = small_config(kind, window)
+    config = AutoConfig.for_model(kind, **_fields(AutoConfig.for_model(kind), window))
     with torch.device("meta"):
         size = sum(each.numel() for each in AutoModelForCausalLM.from_config(copy.deepcopy(config)).parameters())
     if size > MOST_PARAMETERS:

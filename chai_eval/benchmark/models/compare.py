@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -57,18 +58,8 @@ METHODS: dict[str, Callable[[PreTrainedModel], Method]] = {
 class Reference:
     """What the stock model says, each text run alone, without padding and without a cache.
 
-    Attributes
-    ----------
-    texts : list of Tensor [tokens], int64
-    by_token : list of Tensor [tokens, vocabulary]
-        Log-probabilities of what follows each token of each text.
-    requests : list of ScoringRequest
-        Several that share contexts, and one alone.
-    scored : list of Tensor [scored tokens, vocabulary]
-        Log-probabilities that the tokens of each request's continuation are scored by.
-    prompts : list of Tensor [tokens], int64
-    continued : list of Tensor [NEW_TOKENS, vocabulary]
-        Log-probabilities of what follows each prompt and its most likely continuations.
+    Log-probabilities `[tokens, vocabulary]` of what follows each token of each text, of the tokens of each request's
+    continuation, and of what follows each prompt and its most likely continuations.
     """
 
     texts: list[Tensor]
@@ -215,17 +206,13 @@ def _generated(model: PreTrainedModel, asked: Reference) -> list[Tensor]:
     return list(generate(input_ids=ids, attention_mask=mask, **asked_for)[:, ids.shape[1] :])
 
 
-def _texts(asked: Reference) -> list[Tensor]:
-    return asked.by_token
-
-
-ALONE = Mode("alone", _plain, _texts, difference)
+ALONE = Mode("alone", _plain, attrgetter("by_token"), difference)
 MODES = (
     ALONE,
-    Mode("padded left", _padded_left, _texts, difference),
-    Mode("padded right", _padded_right, _texts, difference),
-    Mode("packed", _packed, lambda asked: asked.scored, difference, stock=False),
-    Mode("cached, in chunks", _cached(CHUNKS), _texts, difference),
-    Mode("cached, token by token", _cached((110, *[1] * 20)), _texts, difference),
-    Mode("generated", _generated, lambda asked: asked.continued, less_likely),
+    Mode("padded left", _padded_left, attrgetter("by_token"), difference),
+    Mode("padded right", _padded_right, attrgetter("by_token"), difference),
+    Mode("packed", _packed, attrgetter("scored"), difference, stock=False),
+    Mode("cached, in chunks", _cached(CHUNKS), attrgetter("by_token"), difference),
+    Mode("cached, token by token", _cached((110, *[1] * 20)), attrgetter("by_token"), difference),
+    Mode("generated", _generated, attrgetter("continued"), less_likely),
 )

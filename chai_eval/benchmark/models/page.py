@@ -50,21 +50,15 @@ def _how() -> str:
 
 def _table(verdict: str, found: Sequence[Verdict]) -> str:
     if verdict == RIGHT:
-        lines = [[each.kind, each.model, _bounds(each), *_largest(each), _notes(each)] for each in found]
+        lines = []
+        for each in found:
+            worst, where = max((off, f"{method} {mode}") for method, mode, off in each.differences)
+            lines.append([each.kind, each.model, ", ".join(each.bounds) or "–", f"{worst:.0e}", where, _notes(each)])
         columns = ["type", "model", "looks back", "largest difference", "in", "but"]
     else:
         lines = [[each.kind, each.model, _cell(each.why)] for each in found]
         columns = ["type", "model", "why"]
     return "\n".join(markdown(columns, lines, left=len(columns)))
-
-
-def _bounds(each: Verdict) -> str:
-    return ", ".join(each.bounds) or "–"
-
-
-def _largest(each: Verdict) -> list[str]:
-    worst, where = max((off, f"{method} {mode}") for method, mode, off in each.differences)
-    return [f"{worst:.0e}", where]
 
 
 def _notes(each: Verdict) -> str:

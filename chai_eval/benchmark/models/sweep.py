@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
+
+import torch
 
 from chai_eval.benchmark.models.verdict import Verdict, judge
 
@@ -14,17 +18,9 @@ from chai_eval.benchmark.models.verdict import Verdict, judge
 def sweep(
     kinds: Sequence[str], *, processes: int = 2, seconds: float = 180.0, judged: Callable[[str], Verdict] = judge
 ) -> Iterator[Verdict]:
-    """Verdicts of model types, in their order.
+    """Verdicts of model types, in their order, so many processes at once on one thread each.
 
-    Parameters
-    ----------
-    kinds : sequence of str
-    processes : int
-        How many are judged at once, on one thread each.
-    seconds : float
-        How long one may take.
-    judged : callable
-        What is run in the process; at the top of a module.
+    One type may take so many seconds; what judges it in the process must stand at the top of a module.
     """
     # Processes fork from one in which everything is imported already, and nothing has run.
     context = multiprocessing.get_context("forkserver")
@@ -55,11 +51,6 @@ def _apart(
 
 
 def _child(sending: Connection, judged: Callable[[str], Verdict], kind: str) -> None:
-    import logging
-    import warnings
-
-    import torch
-
     sending.send("begun")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -22,18 +22,10 @@ BAD = (WRONG, FAILED)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one method on one model type.
+    """What became of one method on one model type: `RIGHT`, `REFUSED`, `WRONG` or `FAILED`, and the reason.
 
-    Attributes
-    ----------
-    verdict : str
-        `RIGHT`, `REFUSED`, `WRONG` or `FAILED`.
-    differences : dict of mode to float
-        Largest difference from the stock model, of modes that ran.
-    reason : str
-        Why it was refused, or what failed.
-    notes : list of str
-        What the stock model itself can't do, or does otherwise than alone.
+    `differences` are the largest from the stock model, by mode that ran; `notes` say what the stock model itself
+    can't do, or does otherwise than alone.
     """
 
     verdict: str
@@ -50,20 +42,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one model type.
+    """What became of one model type, by method; or the reason why it, or the stock model, could not be built or asked.
 
-    Attributes
-    ----------
-    kind : str
-    model : str
-        Its class.
-    bounds : list of str
-        Fields of its config by which a query looks less far back than texts are long, all the way through the model.
-    outcomes : dict of method to Outcome
-    reason : str
-        Why it couldn't be built, or what failed.
-    unbuilt : bool
-        It couldn't be built, or the stock model can't be asked.
+    `bounds` are fields of its config by which a query looks less far back than texts are long, all the way through
+    the model.
     """
 
     kind: str

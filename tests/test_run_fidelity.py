@@ -20,10 +20,11 @@ from chai_eval.cli.overrides import settings_of
 from chai_eval.errors import RunError, SettingError
 from chai_eval.methods import build_method
 from chai_eval.run import Report, run
-from chai_eval.scoring import task_fidelity as scoring
+from chai_eval.scoring import fidelity as scoring
+from chai_eval.scoring.runner import Runner
 from chai_eval.session import Session
 from chai_eval.settings import MethodSettings, ModelSettings, Settings
-from chai_eval.store import read_record
+from chai_eval.store.record import read_record
 from chai_eval.store.status import list_results
 from tests.kill_and_resume import write_documents
 
@@ -74,9 +75,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     compare = scoring.task_fidelity
 
-    def noting(model: Any, tokenizer: Any, method: Any, prepared: Any, documents: int, **rest: Any) -> Any:
+    def noting(runner: Any, method: Any, prepared: Any, documents: int) -> Any:
         made.append(documents)
-        return compare(model, tokenizer, method, prepared, documents, **rest)
+        return compare(runner, method, prepared, documents)
 
     monkeypatch.setattr(scoring, "task_fidelity", noting)
     return made
@@ -89,7 +90,7 @@ def test_record_and_row_have_what_the_comparison_of_the_first_documents_gives(
     loaded = session.model(settings.model)
     prepared = session.prepared("piqa", settings.task, settings.seed)
     method = build_method("chai", **settings.method.options)
-    expected = scoring.task_fidelity(loaded.model, loaded.tokenizer, method, prepared, 4, progress=False)
+    expected = scoring.task_fidelity(Runner(loaded.model, loaded.tokenizer, progress=False), method, prepared, 4)
     assert expected is not None
     found = record(settings)["fidelity"]
     for name in ("divergence", "agreement"):
@@ -219,10 +220,10 @@ def test_a_comparison_that_fails_leaves_the_scores_in_the_table_and_says_what_le
 ) -> None:
     compare = scoring.task_fidelity
 
-    def fails(model: Any, tokenizer: Any, method: Any, prepared: Any, *rest: Any, **others: Any) -> Any:
+    def fails(runner: Any, method: Any, prepared: Any, documents: int) -> Any:
         if prepared.task_name == "piqa":
             raise error("logits: not finite, first in layer 1")
-        return compare(model, tokenizer, method, prepared, *rest, **others)
+        return compare(runner, method, prepared, documents)
 
     monkeypatch.setattr(scoring, "task_fidelity", fails)
     given = ["model=tiny_llama_random", "device=cpu", "task=[piqa,boolq]", "fidelity=4"]
@@ -278,7 +279,7 @@ def test_a_damaged_comparison_is_named_and_made_anew(
     changed = bytearray(whole)
     changed[place] ^= 4
     path.write_bytes(changed)
-    (listed,) = [each for each in list_results(settings.results_dir) if each.folder.method == "chai"]
+    (listed,) = [each for each in list_results(settings.results_dir) if each.method == "chai"]
     assert listed.state == "finished"
     assert "fidelity.parquet not readable (not what was written" in listed.detail
     assert ended(settings, session).rows == first.rows

@@ -14,15 +14,17 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from transformers import LlamaConfig
 
-from chai_eval import scored
+from chai_eval import evaluation
 from chai_eval.checksum import say_unchecked
 from chai_eval.errors import RunError, SettingError
+from chai_eval.evaluation import Evaluation, Result
 from chai_eval.methods import build_method
-from chai_eval.scored import key_parts, result
 from chai_eval.session import LoadedModel
 from chai_eval.settings import MethodSettings, ModelSettings, Settings, TaskSettings
-from chai_eval.store import NumericCode, result_key
+from chai_eval.store.code import NumericCode
+from chai_eval.store.key import result_key
 from chai_eval.store.status import list_results
 
 CLUSTERS = [[9, 17], [3, 13]]
@@ -39,12 +41,13 @@ class Prepared:
 
 def code(number: str) -> NumericCode:
     """Code that any module may import, so that its version is that of all."""
-    return NumericCode({"chai_eval.attention": number}, {}, b"")
+    return NumericCode({"chai_eval.attention": number}, {}, {})
 
 
 def loaded(**changed: Any) -> LoadedModel:
     hashes = {"fingerprint": "weights", "architecture": "architecture", "vocabulary": "vocabulary", "code": code("1")}
-    model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    config = LlamaConfig(num_hidden_layers=30, num_attention_heads=9, hidden_size=576)
+    model = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"), config=config)
     return LoadedModel(model, None, **{**hashes, **changed})
 
 
@@ -58,7 +61,7 @@ def settings(results_dir: Path = Path("results")) -> Settings:
 def key(given: Settings | None = None, model: LoadedModel | None = None, prepared: Prepared | None = None) -> str:
     given = given or settings()
     method = build_method(given.method.name, **given.method.options)
-    return result_key(key_parts(given, model or loaded(), method, prepared or Prepared()))  # type: ignore[arg-type]
+    return result_key(Evaluation(given, model or loaded(), method, prepared or Prepared()).key_parts)  # type: ignore[arg-type]
 
 
 def with_model(**changed: Any) -> Settings:
@@ -106,8 +109,8 @@ def test_precision_changes_the_key() -> None:
 @pytest.mark.parametrize("package", ["torch", "transformers", "lm-eval"])
 def test_a_version_of_what_computes_numbers_changes_the_key(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = key()
-    versions = scored.versions()
-    monkeypatch.setattr(scored, "versions", lambda: {**versions, package: "0.0"})
+    versions = evaluation.versions()
+    monkeypatch.setattr(evaluation, "versions", lambda: {**versions, package: "0.0"})
     assert key() != before
 
 
@@ -142,7 +145,8 @@ def test_what_changes_no_number_keeps_the_key(change: str) -> None:
 
 def test_scoring_in_packed_rows_has_no_say_in_the_key() -> None:
     given = settings()
-    parts = key_parts(given, loaded(), build_method("chai", **given.method.options), Prepared())  # type: ignore[arg-type]
+    method = build_method("chai", **given.method.options)
+    parts = Evaluation(given, loaded(), method, Prepared()).key_parts  # type: ignore[arg-type]
     assert set(parts) == {"model", "method", "task", "limit", "seed", "versions", "code"}
 
 
@@ -153,7 +157,7 @@ class Scorer:
         self.batches = 0
         self.stop: BaseException | None = None
 
-    def __call__(self, model: Any, tokenizer: Any, method: Any, prepared: Any, *, batch_tokens: Any, journal: Any, **_):
+    def __call__(self, runner: Any, method: Any, prepared: Any, *, journal: Any, **_: Any) -> Any:
         for first in (0, 2):
             if all(journal.get(str(index)) is not None for index in (first, first + 1)):
                 continue
@@ -164,7 +168,7 @@ class Scorer:
         values = [journal.get(str(index))[0] for index in range(4)]
         samples = pd.DataFrame({"doc_id": [0, 1], "loglikelihoods": [values[:2], values[2:]], "acc": [1.0, 0.0]})
         return SimpleNamespace(
-            samples=samples, metrics={"acc": {"value": 0.5, "stderr": 0.5}}, batch={"batch_tokens": batch_tokens}
+            samples=samples, metrics={"acc": {"value": 0.5, "stderr": 0.5}}, batch={"batch_tokens": runner.batch_tokens}
         )
 
 
@@ -175,9 +179,9 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scorer]:
     return one
 
 
-def score(results_dir: Path, **changed: Any) -> scored.Result:
+def score(results_dir: Path, **changed: Any) -> Result:
     given = replace(settings(results_dir), **changed)
-    return result(given, loaded(), build_method("chai", clusters=CLUSTERS), Prepared())  # type: ignore[arg-type]
+    return Evaluation(given, loaded(), build_method("chai", clusters=CLUSTERS), Prepared()).result()  # type: ignore[arg-type]
 
 
 def test_a_finished_result_is_taken_from_the_disk_also_under_another_batch_size(tmp_path: Path, scorer: Scorer) -> None:
