@@ -31,6 +31,12 @@ def fraction(setting: str, value: object) -> None:
         raise SettingError(f"{setting}: {value!r} given; allowed: numbers from 0 to below 1")
 
 
+def share(setting: str, value: object) -> None:
+    """Refuse anything but a number above 0 up to 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise SettingError(f"{setting}: {value!r} given; allowed: numbers above 0 up to 1")
+
+
 def one_of(setting: str, value: object, allowed: Sequence[object]) -> None:
     """Refuse anything but one of a few."""
     if value not in allowed:

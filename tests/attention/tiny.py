@@ -132,7 +132,8 @@ def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
     """Compute attention of single, unpadded requests by `layer_output(layer, probabilities, scores, values)`.
 
     Probabilities and scores are float64 `[heads, n, n]` of ordinary attention; values `[heads, n, head_dim]`. Where the
-    loop has a `states`, attention is that of the keys and values, `[kv_heads, n, head_dim]`, that it makes of them.
+    loop has a `states`, attention is that of the keys and values, `[kv_heads, n, head_dim]`, that it makes of them;
+    where it has a `meet`, that is given queries and keys of every head first, `[heads, n, head_dim]`.
     """
     change = getattr(layer_output, "states", lambda layer, key, value: (key, value))
 
@@ -145,6 +146,7 @@ def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
         k, v = change(module.layer_idx, key[0].double().numpy(), value[0].double().numpy())
         group = heads // len(k)
         values = np.stack([v[head // group] for head in range(heads)])
+        getattr(layer_output, "meet", lambda query, key: None)(q, k.repeat(group, axis=0))
         for head in range(heads):
             scores[head] = q[head] @ k[head // group].T * scaling
             for row in range(n):
