@@ -26,10 +26,6 @@ class ClusteredCache(Cache):
         """Bytes of storage of all layers."""
         return sum(layer.nbytes() for layer in self.rows)
 
-    def logical_elements(self) -> int:
-        """Elements of keys and values of all layers that belong to real tokens and kept heads."""
-        return sum(layer.logical_elements() for layer in self.rows)
-
 
 class Remembered(MutableMapping[tuple[int, str], Tensor]):
     """What methods remember in a cache, by (layer, name)."""

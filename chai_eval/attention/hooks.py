@@ -29,8 +29,8 @@ LEAST_TOKENS = 64
 class Hooks:
     """What a method changes in attention. Each hook changes nothing unless a subclass says otherwise.
 
-    In a layer they come in this order: `states`, `keys`, then attention (with shared scores, or the method's own),
-    `heads`.
+    In a layer they come in this order: `states`, `keys`, then attention (with shared scores, or the method's own), in
+    which queries meet keys under `reads`, and `heads`.
 
     Parameters
     ----------
@@ -73,6 +73,21 @@ class Hooks:
         """
         return None
 
+    def reads(self, call: AttentionCall, query: Tensor, key: Tensor, first: int) -> Tensor | None:
+        """The keys that each query may read, by both: `[rows, n, queries, keys]`, bool; None for all.
+
+        Where heads share scores it is asked for representatives, after their probe; attention of a method's own does
+        not ask.
+
+        Parameters
+        ----------
+        query : Tensor [rows, n, queries, head_dim]
+            In columns `first` and after.
+        key : Tensor [rows, n or a divisor of it, keys, head_dim]
+            Of the whole rows, perhaps with free room behind.
+        """
+        return None
+
     def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
         """Attention of the method's own, `[rows, heads, length, head_dim]`; None for softmax attention as it is."""
         return None
@@ -86,6 +101,8 @@ class Hooks:
         chosen = self.keys(call, source)
         if chosen is not None:
             call = replace(call, view=replace(call.view, chosen=chosen))
+        if self.has_reads:
+            call = replace(call, view=replace(call.view, choose=partial(self.reads, call)))
         out = self.attention(call, source)
         if out is None:
             out = attend(self.plans.get(call.index), source, call.view, call.store)
@@ -100,6 +117,11 @@ class Hooks:
     def has_attention(self) -> bool:
         """Some layers may have attention of the method's own."""
         return type(self).attention is not Hooks.attention
+
+    @property
+    def has_reads(self) -> bool:
+        """Which keys a query reads may depend on both."""
+        return type(self).reads is not Hooks.reads
 
 
 class Composed(Hooks):
@@ -128,6 +150,10 @@ class Composed(Hooks):
         chosen = [each for part in self.parts if (each := part.keys(call, source)) is not None]
         return None if not chosen else torch.stack(torch.broadcast_tensors(*chosen)).all(0)
 
+    def reads(self, call: AttentionCall, query: Tensor, key: Tensor, first: int) -> Tensor | None:
+        chosen = [each for part in self.parts if (each := part.reads(call, query, key, first)) is not None]
+        return None if not chosen else torch.stack(torch.broadcast_tensors(*chosen)).all(0)
+
     def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
         return next((out for part in self.parts if (out := part.attention(call, source)) is not None), None)
 
@@ -139,6 +165,10 @@ class Composed(Hooks):
     @property
     def computes_states(self) -> bool:
         return any(part.computes_states for part in self.parts)
+
+    @property
+    def has_reads(self) -> bool:
+        return any(part.has_reads for part in self.parts)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def attend(plan: Plan | None, source: Source, view: View, store: RowLayer | None
         return _after_probe(shared, source, view, store)
     assert isinstance(plan, ProbePlan)
     if store is None and view.rows.length <= plan.probe_tokens:  # every head has its own scores all along
-        return full_attention(source.query(), source.key(), source.value(), view)
+        return full_attention(source.query(), source.key(), source.value(), view.whole)
     if view.rows.past is None and (store is None or view.rows.shortest >= plan.probe_tokens < view.rows.length):
         return _with_probe(plan, source, view, store)
     assert store is not None
@@ -93,7 +93,7 @@ def _within_probe(plan: ProbePlan, source: Source, view: View, store: RowLayer) 
     key, value = store.append(source.key(), source.value(), rows)
     probe_query = _probe_query(store.state.get(PROBE_QUERY), query, rows, probe_tokens)
     store.state[PROBE_QUERY] = probe_query
-    out = full_attention(query, key, value, view)
+    out = full_attention(query, key, value, view.whole)
     if key.shape[2] < probe_tokens:
         return out
     shared = _share(plan, plan.cluster(probe_query, key[:, :, :probe_tokens], view.scaling), source)
@@ -160,6 +160,7 @@ def full_attention(query: Tensor, key: Tensor, value: Tensor, view: View) -> Ten
     Tensor [rows, heads, length, head_dim]
     """
     heads, length, rows = query.shape[1], query.shape[2], view.rows
+    view = view.choosing(query, key)
     mask = view.mask(0, length)
     one_mask = mask is None or mask.shape[1] == 1
     if length <= FEW_QUERIES and rows.past is not None and key.shape[1] < heads and one_mask:
@@ -201,6 +202,8 @@ def shared_attention(
     Tensor [rows, heads, queries, head_dim]
     """
     few, membership = query.shape[2] <= FEW_QUERIES, shared.membership
+    if view.choose is not None:
+        view = view.choosing(query, heads_of(key, shared.slot), first)
     if not few:
         key = heads_of(key, shared.slot)
     if not shared.share_value:

@@ -32,7 +32,7 @@ class RowLayer(CacheLayerMixin):
     Attributes
     ----------
     keys : Tensor [rows, kept, room, head_dim]
-        Of every key head; of those that representatives read, once heads share them.
+        Of every key head; of those that representatives read, once heads share them. Whatever else a method stores.
     values : Tensor [rows, kept, room, head_dim]
     lengths : Tensor [rows], int64
         Tokens of each row.
@@ -173,15 +173,16 @@ class RowLayer(CacheLayerMixin):
         }
         return sum(storages.values())
 
-    def logical_elements(self) -> int:
-        """Elements of keys and values of real tokens: L (H + G) d_h for each row, by its own L and kept heads."""
+    def logical_bytes(self) -> int:
+        """Bytes of keys and values of real tokens: L (H + G) d_h numbers for each row, by its own L and kept heads."""
         if self.keys is None or self.values is None or self.lengths is None:
             return 0
         keys = torch.full_like(self.lengths, self.keys.shape[1])
         slot = None if self.shared is None else self.shared.slot
         if slot is not None:  # rows may read fewer heads than the row that reads most
             keys = torch.tensor([len(set(row)) for row in slot.tolist()], device=keys.device)
-        per_token = keys * self.keys.shape[3] + self.values.shape[1] * self.values.shape[3]
+        of_key, of_value = (each.shape[3] * each.element_size() for each in (self.keys, self.values))
+        per_token = keys * of_key + self.values.shape[1] * of_value
         return int((self.lengths * per_token).sum())
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

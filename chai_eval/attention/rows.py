@@ -8,17 +8,22 @@ context (the choices of a question), each of which sees the context and itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from chai_eval.attention.masks import Window, width, within
 
 CONTEXT = -1
+
+# From queries, keys and the first query's column (`View.choosing`) to the keys that each query may read, `[rows or 1, n
+# or 1, queries, keys]`, bool; None for all.
+Choose = Callable[[Tensor, Tensor, int], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -203,12 +208,15 @@ class View:
         Width of the sliding window, or the chunks, where the layer has any.
     chosen : Tensor [rows or 1, heads or 1, length, key columns], bool, or None
         Keys that a method lets each query read; None for all.
+    choose : callable or None
+        Says so once queries meet keys, see `choosing`.
     """
 
     rows: Rows
     scaling: float
     window: Window | None = None
     chosen: Tensor | None = None
+    choose: Choose | None = None
     _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -222,6 +230,26 @@ class View:
         """Every column sees the columns up to its own, and nothing else is masked."""
         rows = self.rows
         return rows.branch is None and rows.past is None and self.binding is None and self.chosen is None
+
+    @property
+    def whole(self) -> View:
+        """The view of queries that do not choose."""
+        return self if self.choose is None else replace(self, choose=None)
+
+    def choosing(self, query: Tensor, key: Tensor, first: int = 0) -> View:
+        """The view of queries once they meet their keys.
+
+        Parameters
+        ----------
+        query : Tensor [rows, n, queries, head_dim]
+            In columns `first` and after.
+        key : Tensor [rows, n or a divisor of it, key columns or more, head_dim]
+        """
+        chosen = None if self.choose is None else self.choose(query, key, first)
+        if chosen is None:
+            return self.whole
+        chosen = pad(chosen, (0, 0, first, 0), value=True)
+        return replace(self, chosen=chosen if self.chosen is None else chosen & self.chosen, choose=None)
 
     def mask(self, first: int, last: int) -> Tensor | None:
         """What the queries in columns `first` to `last - 1` see among the first `rows.key_columns(last)` keys.

@@ -192,20 +192,20 @@ def cache_size(
         held = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
         return CacheSize("full cache", _storage(held), full, full, full, 0)
     layers = layers or plain_footprint(model)
-    formula = sum(formula_numbers(layer, each, shape) for layer, each in zip(rows, layers, strict=True)) * size
+    formula = sum(formula_bytes(layer, each, shape, size) for layer, each in zip(rows, layers, strict=True))
     narrow = [each.weight for layer in rows for each in layer.projections.values()]
     return CacheSize(
         "full cache" if formula == full else "clustered",
         sum(layer.nbytes() for layer in rows),
         formula,
-        sum(layer.logical_elements() for layer in rows) * size,
+        sum(layer.logical_bytes() for layer in rows),
         full,
         _storage(narrow),
     )
 
 
-def formula_numbers(layer: RowLayer, footprint: LayerFootprint, shape: AttentionShape) -> int:
-    """Numbers cached of all tokens of a layer: L (H + G) d_h, from its membership and footprint alone.
+def formula_bytes(layer: RowLayer, footprint: LayerFootprint, shape: AttentionShape, size: int) -> int:
+    """Bytes cached of all tokens of a layer: L (H + G) d_h numbers of so many, from its membership and footprint alone.
 
     Under grouped-query attention G are the distinct key heads that a request's representatives read.
     """
@@ -213,13 +213,18 @@ def formula_numbers(layer: RowLayer, footprint: LayerFootprint, shape: Attention
     if layer.membership is None:  # and as long as a probe is not complete, every head is kept
         kept = LayerFootprint.full(shape) if footprint.probe_tokens else footprint
         tokens = int(layer.lengths.sum())
-        return int(tokens * sum(kept.numbers(shape.head_dim))) + len(layer.lengths) * footprint.first_numbers
+        besides = len(layer.lengths) * footprint.first_numbers * size
+        return int(tokens * sum(kept.bytes_per_token(shape.head_dim, size))) + besides
     read = layer.membership.representative // (shape.heads // shape.kv_heads)
     distinct = [len(set(row)) for row in read.tolist()]
     shared = footprint.values < shape.kv_heads
-    return shape.head_dim * sum(
-        length * (keys + (keys if shared else footprint.values))
-        for length, keys in zip(layer.lengths.tolist(), distinct, strict=True)
+    return (
+        size
+        * shape.head_dim
+        * sum(
+            length * (keys + (keys if shared else footprint.values))
+            for length, keys in zip(layer.lengths.tolist(), distinct, strict=True)
+        )
     )
 
 

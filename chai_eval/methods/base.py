@@ -19,6 +19,7 @@ from chai_eval.errors import SettingError
 
 Positive = Annotated[int, Field(strict=True, ge=1, json_schema_extra={"allowed": "whole numbers from 1"})]
 FromZero = Annotated[int, Field(strict=True, ge=0, json_schema_extra={"allowed": "whole numbers from 0"})]
+Share = Annotated[float, Field(strict=True, gt=0, le=1, json_schema_extra={"allowed": "numbers above 0 up to 1"})]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1, json_schema_extra={"allowed": "numbers from 0 to below 1"})]
 
 

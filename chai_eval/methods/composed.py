@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -11,7 +11,8 @@ from chai_eval.attention import Composed, Hooks
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import LayerFootprint, Method
 
-HEADS = ("scores", "outputs", "keys", "values")
+# Of a footprint what is the most that any method asks for; of all else it is the least.
+MOST = ("probe_tokens", "first_numbers")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class ComposedMethod(Method):
         parts = [each.hooks(model) for each in self.methods]
         sharing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.plans]
         own = [each.name for each, part in zip(self.methods, parts, strict=True) if part.has_attention]
+        reads = [each.name for each, part in zip(self.methods, parts, strict=True) if part.has_reads]
         for several, why in ((sharing, "both let heads share scores"), (own, "both have attention of their own")):
             if len(several) > 1:
                 raise _excluded(several, why)
@@ -51,6 +53,9 @@ class ComposedMethod(Method):
             raise _excluded(
                 [*sharing, *own], f"{own[0]} has attention of its own, {sharing[0]} lets heads share scores"
             )
+        if reads and own:
+            why = f"{own[0]} has attention of its own, which reads other keys than {reads[0]} knows"
+            raise _excluded([*reads, *own], why)
         return Composed(parts)
 
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
@@ -61,8 +66,11 @@ class ComposedMethod(Method):
 
 
 def _least(*layers: LayerFootprint) -> LayerFootprint:
-    scores, outputs, keys, values = (min(getattr(each, name) for each in layers) for name in HEADS)
-    return LayerFootprint(scores, outputs, keys, values, max(each.probe_tokens for each in layers))
+    def given(name: str) -> list[Any]:
+        return [value for each in layers if (value := getattr(each, name)) is not None]
+
+    least: dict[str, Any] = {field.name: min(given(field.name), default=None) for field in fields(LayerFootprint)}
+    return LayerFootprint(**least | {name: max(given(name)) for name in MOST})
 
 
 def _excluded(names: list[str], why: str) -> SettingError:

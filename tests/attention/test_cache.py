@@ -79,8 +79,7 @@ def test_after_the_probe_storage_is_what_the_formula_says(name: str) -> None:
         cache = model(input_ids=ids, use_cache=True).cache
     for layer, clusters in zip(cache.layers, COUNTS, strict=True):
         elements = 2 * length * (HEADS + clusters) * head_dim
-        assert layer.logical_elements() == elements
-        assert layer.nbytes() == elements * 4
+        assert layer.logical_bytes() == layer.nbytes() == elements * 4
     assert cache.nbytes() == 2 * length * sum(HEADS + clusters for clusters in COUNTS) * head_dim * 4
 
 
@@ -92,7 +91,7 @@ def test_under_grouped_queries_the_distinct_key_heads_of_representatives_are_kep
     for layer in cache.layers[1:]:
         distinct = [len(set((row // 4).tolist())) for row in layer.membership.representative]
         assert layer.keys.shape[1] == max(distinct)
-        assert layer.logical_elements() == sum(50 * (kept + 2) * 8 for kept in distinct)
+        assert layer.logical_bytes() == sum(50 * (kept + 2) * 8 * 4 for kept in distinct)
 
 
 def test_generation_does_not_copy_the_cache_at_every_token() -> None:

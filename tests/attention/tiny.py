@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics.pairwise import cosine_distances
+from torch.nn.functional import rms_norm
 from transformers import (
     AttentionInterface,
     GPTNeoXConfig,
@@ -79,6 +82,23 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
+def in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model computed in float64 throughout, in place: transformers' norms and rotary embeddings don't."""
+
+    def normed(module: Any, states: torch.Tensor) -> torch.Tensor:
+        return rms_norm(states, module.weight.shape, module.weight, module.variance_epsilon)
+
+    def turned(module: Any, states: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = (position_ids[..., None] * module.inv_freq).repeat(1, 1, 2)
+        return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
+
+    for module in model.double().modules():
+        for kind, exact in (("RMSNorm", normed), ("RotaryEmbedding", turned)):
+            if type(module).__name__.endswith(kind):
+                module.forward = partial(exact, module)
+    return model
+
+
 def requests(lengths: list[int], seed: int = 0) -> list[torch.Tensor]:
     """Random requests of the given lengths."""
     generator = torch.Generator().manual_seed(seed)
@@ -112,7 +132,8 @@ def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
     """Compute attention of single, unpadded requests by `layer_output(layer, probabilities, scores, values)`.
 
     Probabilities and scores are float64 `[heads, n, n]` of ordinary attention; values `[heads, n, head_dim]`. Where the
-    loop has a `states`, attention is that of the keys and values, `[kv_heads, n, head_dim]`, that it makes of them.
+    loop has a `states`, attention is that of the keys and values, `[kv_heads, n, head_dim]`, that it makes of them;
+    where it has a `meet`, that is given queries and keys of every head first, `[heads, n, head_dim]`.
     """
     change = getattr(layer_output, "states", lambda layer, key, value: (key, value))
 
@@ -125,6 +146,7 @@ def looped(model: PreTrainedModel, layer_output: HeadLoop) -> Iterator[None]:
         k, v = change(module.layer_idx, key[0].double().numpy(), value[0].double().numpy())
         group = heads // len(k)
         values = np.stack([v[head // group] for head in range(heads)])
+        getattr(layer_output, "meet", lambda query, key: None)(q, k.repeat(group, axis=0))
         for head in range(heads):
             scores[head] = q[head] @ k[head // group].T * scaling
             for row in range(n):

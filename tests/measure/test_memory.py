@@ -58,6 +58,12 @@ def test_members_that_share_values_keep_as_few_of_them() -> None:
     assert found.formula_bytes == found.allocated_bytes == 100 * HEAD_DIM * 4 * (16 + 6 + 6)
 
 
+def test_keys_in_few_bits_take_the_bytes_of_their_numbers_and_scales() -> None:
+    found = prefill_cache(llama(), contender(build_method("key_int8", bits=4)), Point(100, 2, 1))
+    assert found.formula_bytes == 200 * LAYERS * HEADS * (HEAD_DIM // 2 + 2 + HEAD_DIM * 4)
+    assert found.formula_bytes == found.logical_bytes == found.allocated_bytes
+
+
 @pytest.mark.parametrize("preset", ["llama7b", "llama33b"])
 def test_published_counts_save_what_the_paper_says_over_the_whole_model(preset: str) -> None:
     published = json.loads((paper_dir() / "cluster_counts.json").read_text())[preset]

@@ -26,7 +26,7 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_padded_on_either_side_equals_loops(case: str, name: str) -> None:
-    model = MODELS[name]()
+    model = CASES[case].model(name)
     tokens = requests([*range(1, 13), 40])
     expected = looped_logits(model, tokens, CASES[case].loop_for(model))
     with CASES[case].build(model).applied(model):
@@ -37,7 +37,7 @@ def test_padded_on_either_side_equals_loops(case: str, name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_branches_of_packed_rows_equal_loops_over_each_choice_alone(case: str, name: str) -> None:
-    model = MODELS[name]()
+    model = CASES[case].model(name)
     contexts, branches, whole = packed_requests()
     rows = Rows.packed([len(each) for each in contexts], [[len(one) for one in each] for each in branches])
     line = torch.cat([torch.cat([context, *after]) for context, after in zip(contexts, branches, strict=True)])
@@ -49,7 +49,7 @@ def test_branches_of_packed_rows_equal_loops_over_each_choice_alone(case: str, n
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", CASES)
 def test_score_of_a_request_does_not_depend_on_its_batch(case: str, name: str) -> None:
-    model = MODELS[name]()
+    model = CASES[case].model(name)
     tokens = requests([3, 17, 9, 31, 6], seed=4)
     with CASES[case].build(model).applied(model):
         alone = [masked_logits(model, *padded([each], "left"))[0] for each in tokens]

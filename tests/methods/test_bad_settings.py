@@ -80,6 +80,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         r"method.costs: no moments in a calibration 'nowhere'; .*model=nowhere",
     ),
     ("pooled_gqa", {"groups": 3}, r"method.groups: 3 given for a model of 8 key heads; allowed: 1, 2, 4, 8"),
+    ("quest", {"read": 0}, r"method.read: 0 given; allowed: numbers above 0 up to 1"),
+    ("quest", {"page_size": 0}, r"method.page_size: 0 given; allowed: whole numbers from 1"),
+    ("quest", {"spare_layers": -1}, r"method.spare_layers: -1 given; allowed: whole numbers from 0"),
+    ("quest", {"with": ["key_int8"]}, r"method.with: quest and key_int8 given \(key_int8 has attention of its own"),
+    ("key_int8", {"bits": 5}, r"method.bits: 5 given; allowed: 8, 4, 16"),
+    ("key_int8", {"bits": 8.0}, r"method.bits: 8.0 given; allowed: whole numbers"),
     ("pooled_gqa", {"groups": 0}, r"method.groups: 0 given; allowed: whole numbers from 1"),
     ("pooled_gqa", {"by": "chance"}, r"method.by: 'chance' given; allowed: neighbours, similarity"),
 ]

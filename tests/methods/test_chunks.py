@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.attention.tiny import MODELS, padded, requests
+from tests.attention.tiny import padded, requests
 from tests.methods.cases import CASES
 
 # As the other tests through a cache: importance is summed in another order, which float32 rounds.
@@ -16,7 +16,7 @@ LENGTHS = [30, 2, 6, 15]
 @pytest.mark.parametrize("size", [1, 4, 7, 16])
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_of_a_left_padded_batch_equal_the_whole(case: str, size: int) -> None:
-    model, (ids, mask) = MODELS["llama"](), padded(requests(LENGTHS), "left")
+    model, (ids, mask) = CASES[case].model("llama"), padded(requests(LENGTHS), "left")
     with CASES[case].build(model).applied(model), torch.no_grad():
         whole = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         cache, parts = None, []

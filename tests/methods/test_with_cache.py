@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.attention.tiny import MODELS, masked_logits, padded, requests
+from tests.attention.tiny import masked_logits, padded, requests
 from tests.methods.cases import CASES
 from tests.methods.test_against_loops import TOLERANCE
 
@@ -14,7 +14,7 @@ from tests.methods.test_against_loops import TOLERANCE
 @pytest.mark.parametrize("name", ["llama", "llama_gqa", "opt"])
 @pytest.mark.parametrize("case", CASES)
 def test_token_by_token_equals_the_whole_text(case: str, name: str, side: str) -> None:
-    model = MODELS[name]()
+    model = CASES[case].model(name)
     prompts, later = requests([7, 12, 9], seed=5), requests([8, 8, 8], seed=6)
     whole = [torch.cat(both) for both in zip(prompts, later, strict=True)]
     ids, mask = padded(prompts, side)

@@ -26,17 +26,15 @@ from chai_eval.settings import TaskSettings
 from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
-from tests.methods.cases.case import Settings, build
+from tests.methods.cases.case import Case
 from tests.scoring.test_lm import COUNTS, ask
 from tests.scoring.tiny_text import tokenizer
 
 # float32; a continuation of 20 tokens sums 20 roundings of about 1e-6.
 TOLERANCE = 1e-4
-SETTINGS: dict[str, tuple[str, Settings]] = {
-    "mha": ("mha", {}),
-    "chai": ("chai", {"clusters": COUNTS}),
-    "chai_medoid": ("chai", {"clusters": COUNTS, "representative": "medoid", "probe_tokens": 8}),
-    **{name: (case.method, case.settings) for name, case in CASES.items()},
+SETTINGS = {
+    "chai_medoid": Case("chai", {"clusters": COUNTS, "representative": "medoid", "probe_tokens": 8}),
+    **CASES,
 }
 
 
@@ -63,14 +61,14 @@ def assert_same(found: list[Any], expected: list[Any], tolerance: float = TOLERA
 
 
 def test_every_method_is_among_those_compared() -> None:
-    assert {method for method, _ in SETTINGS.values()} == set(METHODS)
+    assert {case.method for case in SETTINGS.values()} == set(METHODS)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("case", SETTINGS)
 def test_decoded_scores_equal_packed_ones(case: str, name: str) -> None:
-    model = MODELS[name]()
-    method = build(*SETTINGS[case], model)
+    model = SETTINGS[case].model(name)
+    method = SETTINGS[case].build(model)
     expected = scored(PackedLM, model, method, FEW)
     assert_same(scored(DecodedLM, model, method, FEW, batch_tokens=300), expected)
 
@@ -78,7 +76,7 @@ def test_decoded_scores_equal_packed_ones(case: str, name: str) -> None:
 @pytest.mark.parametrize("case", ["mha", "chai", "spatten", "output_aware_adaptive"])
 def test_decoded_scores_do_not_depend_on_the_token_budget(case: str) -> None:
     model = MODELS["llama_gqa"]()
-    method = build(*SETTINGS[case], model)
+    method = SETTINGS[case].build(model)
     alone = scored(DecodedLM, model, method, FEW, batch_tokens=1)
     assert_same(scored(DecodedLM, model, method, FEW, batch_tokens=100_000), alone)
 
@@ -94,7 +92,7 @@ def test_decoded_mha_equals_stock_lm_eval_also_where_text_is_cut_to_the_models_p
 @pytest.mark.parametrize("case", ["mha", "chai", "spatten"])
 def test_running_text_of_several_windows_has_the_score_of_packed_rows(case: str) -> None:
     model = MODELS["llama"]()
-    method = build(*SETTINGS[case], model)
+    method = SETTINGS[case].build(model)
     texts = ["some words, " * repeats for repeats in (1, 7, 15)]
     asked = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
     expected = scored(PackedLM, model, method, asked)
@@ -107,7 +105,7 @@ def test_a_context_is_prefilled_once_and_after_it_every_pass_feeds_one_token_to_
     case: str, cache: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = MODELS["llama"]()
-    method = build(*SETTINGS[case], model)
+    method = SETTINGS[case].build(model)
     passes: list[tuple[tuple[int, ...], Any]] = []
     forward = model.forward
 

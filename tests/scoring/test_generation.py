@@ -17,14 +17,8 @@ from chai_eval.scoring.runner import Runner
 from chai_eval.store.journal import Journal
 from tests.attention.tiny import MODELS
 from tests.methods.cases import CASES
-from tests.methods.cases.case import Settings, build
 from tests.scoring.tiny_text import tokenizer
 
-METHODS: dict[str, tuple[str, Settings]] = {
-    "mha": ("mha", {}),
-    "chai": ("chai", {"clusters": [8, 3, 1]}),
-    **{name: (case.method, case.settings) for name, case in CASES.items()},
-}
 ROOM = 12
 
 
@@ -40,7 +34,7 @@ def questions(count: int = 11, **settings: Any) -> list[Instance]:
 
 
 def ours(model: Any, asked: list[Instance], method: str = "mha", **rest: Any) -> list[str]:
-    chosen = build(*METHODS[method], model)
+    chosen = CASES[method].build(model)
     with chosen.applied(model):
         encode = rest.pop("tokenizer", None) or tokenizer()
         return PackedLM(Runner(model, encode, 64, progress=False), chosen, **rest).generate_until(asked)
@@ -68,11 +62,11 @@ def test_texts_under_mha_equal_those_of_stock_lm_eval_one_by_one(name: str) -> N
     assert len(set(expected)) > 10
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CASES)
 def test_texts_equal_generate_under_the_method_one_prompt_at_a_time(method: str) -> None:
-    model, asked, encode = MODELS["llama"](), questions(), tokenizer()
+    model, asked, encode = CASES[method].model("llama"), questions(), tokenizer()
     expected = []
-    with build(*METHODS[method], model).applied(model):
+    with CASES[method].build(model).applied(model):
         for each in asked:
             ids = torch.tensor([encode(each.args[0])["input_ids"]])
             made = model.generate(

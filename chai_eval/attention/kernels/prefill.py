@@ -67,7 +67,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, membership: Membership, vi
     """
     if not multiplies(value.dtype, value.device):
         return attend(query.float(), key.float(), value.float(), membership, view, first).to(value.dtype)
-    if may_write_in_place(value):
+    one_mask = view.chosen is None or view.chosen.shape[1] == 1
+    if one_mask and may_write_in_place(value):
         return _attend_one_row(query, key, value, membership, view, first)
     count, queries, rows = query.shape[0], query.shape[2], view.rows
     heads = membership.cluster.shape[1]

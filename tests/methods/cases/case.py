@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedModel
 
 from chai_eval.methods import Method, build_method
-from tests.attention.tiny import HeadLoop
+from tests.attention.tiny import MODELS, HeadLoop, in_float64
 
 # Of a method, or what gives them for a model.
 Settings = dict[str, Any] | Callable[[PreTrainedModel], dict[str, Any]]
@@ -18,12 +18,21 @@ def build(method: str, settings: Settings, model: PreTrainedModel) -> Method:
 
 
 class Case(NamedTuple):
-    """Settings of a method, and the loop that it must equal; `loop_of` where that depends on the model."""
+    """Settings of a method, and the loop that it must equal; `loop_of` where that depends on the model.
+
+    With `exact` they are compared in float64: where thousands of numbers are rounded to whole ones, float32 would send
+    some of them either way.
+    """
 
     method: str
     settings: Settings
     loop: Callable[[], HeadLoop] | None = None
     loop_of: Callable[[PreTrainedModel], HeadLoop] | None = None
+    exact: bool = False
+
+    def model(self, name: str) -> PreTrainedModel:
+        """A tiny model in the precision of the comparison."""
+        return in_float64(MODELS[name]()) if self.exact else MODELS[name]()
 
     def build(self, model: PreTrainedModel) -> Method:
         return build(self.method, self.settings, model)
