@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import attend
-from chai_eval.attention.masks import window_given
+from chai_eval.attention.masks import Window, window_given
 from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
 from chai_eval.attention.shape import attention_layers
 from chai_eval.attention.sharing import Plan
@@ -91,6 +91,16 @@ class Hooks:
             out = attend(self.plans.get(call.index), source, call.view, call.store)
         return self.heads(call, out)
 
+    def check_window(self, layer: int, window: Window | None) -> None:
+        """Refuse a layer that looks back no further than `window`, where that is too near.
+
+        Raises
+        ------
+        UnsupportedModel
+        """
+        if layer in self.plans:
+            self.plans[layer].check_window(window)
+
     @property
     def computes_states(self) -> bool:
         """`states` needs all heads of what the model computes."""
@@ -135,6 +145,10 @@ class Composed(Hooks):
         for part in self.parts:
             out = part.heads(call, out)
         return out
+
+    def check_window(self, layer: int, window: Window | None) -> None:
+        for part in self.parts:
+            part.check_window(layer, window)
 
     @property
     def computes_states(self) -> bool:

@@ -117,10 +117,11 @@ def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, 
     probe = _early(layer, run)
     early, late = run.pairs(0, probe), run.pairs(probe)
     keys, values = layer.numbers(head_dim)
+    held = layer.share_held(max(round(run.past) + run.queries, 1))
     # Of each pair of a query and a key, by the numbers that every head's products take.
     score, output = (layer.scores * keys / max(layer.keys, 1), layer.outputs * values / max(layer.values, 1))
-    products = early * 2 * whole.scores * head_dim + late * (score + output)
-    moved = (run.past + 2 * run.queries) * (keys + values)
+    products = early * 2 * whole.scores * head_dim + late * held * (score + output)
+    moved = (run.past * held + 2 * run.queries) * (keys + values)
     return Work(2 * run.batch * products, run.batch * size * moved)
 
 

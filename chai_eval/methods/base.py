@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -15,6 +15,9 @@ from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attent
 from chai_eval.attention.agreement import check_agreement
 from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.errors import SettingError
+
+# Tokens of a text so long that what becomes of its first and last ones makes no difference.
+LONG = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class LayerFootprint:
         Numbers that a request has cached besides, however long it is.
     key_bytes : float or None
         Bytes of a token's keys where they are not numbers of the model's precision.
+    held : callable or None
+        From the tokens of a request to how many of them are cached, where it is not all.
     """
 
     scores: int
@@ -48,16 +53,22 @@ class LayerFootprint:
     value_numbers: int | None = None
     first_numbers: int = 0
     key_bytes: float | None = None
+    held: Callable[[int], int] | None = None
 
     @classmethod
     def full(cls, shape: AttentionShape) -> LayerFootprint:
         """A layer of plain multi-head attention."""
         return cls(shape.heads, shape.heads, shape.kv_heads, shape.kv_heads)
 
-    def bytes_per_token(self, head_dim: int, size: int) -> tuple[float, float]:
-        """Bytes of a token that are cached of keys, and of values, where a number has `size` of them."""
+    def bytes_per_token(self, head_dim: int, size: int, tokens: int = LONG) -> tuple[float, float]:
+        """Bytes cached of keys, and of values, per token of a request of `tokens`; a number has `size` of them."""
         keys, values = (each * size for each in self.numbers(head_dim))
-        return keys if self.key_bytes is None else self.key_bytes, values
+        share = self.share_held(tokens)
+        return (keys if self.key_bytes is None else self.key_bytes) * share, values * share
+
+    def share_held(self, tokens: int = LONG) -> float:
+        """Of a request's tokens, the share that is cached."""
+        return 1.0 if self.held is None else self.held(tokens) / tokens
 
     def numbers(self, head_dim: int) -> tuple[float, float]:
         """Numbers of a token that are cached of keys, and of values."""
@@ -120,9 +131,8 @@ class Method(ABC):
         try:
             attention_layers(model)
             hooks = self.check_settings(model)
-            windows = check_agreement(model)
-            for layer, plan in hooks.plans.items():
-                plan.check_window(windows[layer])
+            for layer, window in check_agreement(model).items():
+                hooks.check_window(layer, window)
         except UnsupportedModel as error:
             raise SettingError(str(error)) from error
 
