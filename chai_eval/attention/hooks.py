@@ -44,6 +44,9 @@ class Hooks:
     # What becomes of a key depends on its position, not on its distance from queries alone.
     by_position = False
 
+    # Tokens leave the cache: columns of keys are not those of tokens, by which `keys` would say what is read.
+    drops_tokens = False
+
     # Layers whose own attention asks its source for less than there is, so that it pays to project no more.
     narrow: Set[int] = frozenset()
 
@@ -105,6 +108,11 @@ class Hooks:
     def computes_states(self) -> bool:
         """`states` needs all heads of what the model computes."""
         return type(self).states is not Hooks.states
+
+    @property
+    def chooses_keys(self) -> bool:
+        """Some queries may read some keys only."""
+        return type(self).keys is not Hooks.keys
 
     @property
     def has_attention(self) -> bool:

@@ -51,6 +51,10 @@ class ComposedMethod(Method):
             raise _excluded(
                 [*sharing, *own], f"{own[0]} has attention of its own, {sharing[0]} lets heads share scores"
             )
+        choosing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.chooses_keys]
+        dropping = [each.name for each, part in zip(self.methods, parts, strict=True) if part.drops_tokens]
+        if choosing and dropping:
+            raise _excluded([*choosing, *dropping], f"{dropping[0]} drops tokens that {choosing[0]} chooses among")
         return Composed(parts)
 
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
@@ -62,7 +66,8 @@ class ComposedMethod(Method):
 
 def _least(*layers: LayerFootprint) -> LayerFootprint:
     scores, outputs, keys, values = (min(getattr(each, name) for each in layers) for name in HEADS)
-    return LayerFootprint(scores, outputs, keys, values, max(each.probe_tokens for each in layers))
+    held = next((each.held for each in layers if each.held is not None), None)
+    return LayerFootprint(scores, outputs, keys, values, max(each.probe_tokens for each in layers), held=held)
 
 
 def _excluded(names: list[str], why: str) -> SettingError:

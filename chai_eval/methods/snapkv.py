@@ -86,6 +86,8 @@ class SnapKV(Method):
 class _Dropping(Hooks):
     """Attention stretch by stretch, each of which ends where some request drops tokens (`SnapKV`)."""
 
+    drops_tokens = True
+
     def __init__(self, settings: SnapKV) -> None:
         super().__init__()
         self.settings = settings

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
+from chai_eval.attention import AttentionCall, Hooks, Source
 from chai_eval.errors import SettingError
 from chai_eval.measure.memory import cache_size
-from chai_eval.methods import build_method
+from chai_eval.methods import Method, build_method
+from chai_eval.methods.composed import ComposedMethod
 from chai_eval.methods.snapkv import TOKENS, VOTES, SnapKV
 from tests.attention.tiny import MODELS, VOCABULARY, padded, requests
 
@@ -52,6 +54,31 @@ def test_bytes_of_the_cache_are_those_of_the_tokens_held() -> None:
 def test_a_share_is_held_of_a_long_text() -> None:
     (layer, *_) = METHOD.footprint(MODELS["llama"]())
     assert layer.share_held() == pytest.approx(0.4, rel=1e-6)
+
+
+def test_beside_a_method_that_changes_nothing_it_saves_what_it_saves_alone() -> None:
+    model, own = MODELS["llama"](), {"keep": 0.4, "every": 8, "window": 3}
+    both = build_method("mha", **{"with": [{"name": "snapkv", **own}]})
+    assert both.footprint(model)[0].share_held(83) == METHOD.held(83) / 83
+
+
+class _Reading(Method):
+    """Every query reads all keys, and says so."""
+
+    name = property(lambda self: "reading")  # type: ignore[assignment]
+
+    def hooks(self, model: PreTrainedModel) -> Hooks:
+        class Reading(Hooks):
+            def keys(self, call: AttentionCall, source: Source) -> torch.Tensor | None:
+                return None
+
+        return Reading()
+
+
+def test_beside_a_method_that_chooses_among_all_tokens_it_is_refused() -> None:
+    line = r"^method.with: reading and snapkv given \(snapkv drops tokens that reading chooses among\); allowed: one"
+    with pytest.raises(SettingError, match=line):
+        ComposedMethod((METHOD, _Reading())).hooks(MODELS["llama"]())
 
 
 def test_layers_with_a_window_are_refused() -> None:
