@@ -190,7 +190,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         first = schema["anyOf"][0]
         return _allowed(first) + {"integer": ", or null", "boolean": ", null"}.get(first.get("type"), " or null")
     if "enum" in schema or "const" in schema:
-        return ", ".join(schema.get("enum") or [schema["const"]])
+        return ", ".join(map(str, schema.get("enum") or [schema["const"]]))
     if schema.get("type") == "integer":
         least, most = schema["minimum"], schema.get("maximum")
         return f"a whole number from {least} " + ("up" if most is None else f"to {most}")

@@ -11,10 +11,11 @@ from chai_eval.attention.membership import Membership, membership_from_labels, m
 from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
 from chai_eval.attention.probe import probe_features, probe_probabilities
 from chai_eval.attention.row_layer import RowLayer
-from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.rows import Rows
 from chai_eval.attention.shape import attention_layers
 from chai_eval.attention.sharing import FixedPlan, Plan, ProbePlan, SharedHeads
 from chai_eval.attention.sources import Source
+from chai_eval.attention.view import View
 
 __all__ = [
     "AttentionCall",

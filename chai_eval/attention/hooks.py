@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import attend
-from chai_eval.attention.masks import window_given
+from chai_eval.attention.masks import Window, window_given
 from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
 from chai_eval.attention.shape import attention_layers
 from chai_eval.attention.sharing import Plan
@@ -43,6 +43,9 @@ class Hooks:
 
     # What becomes of a key depends on its position, not on its distance from queries alone.
     by_position = False
+
+    # Tokens leave the cache: columns of keys are not those of tokens, by which `keys` would say what is read.
+    drops_tokens = False
 
     # Layers whose own attention asks its source for less than there is, so that it pays to project no more.
     narrow: Set[int] = frozenset()
@@ -108,10 +111,25 @@ class Hooks:
             out = attend(self.plans.get(call.index), source, call.view, call.store)
         return self.heads(call, out)
 
+    def check_window(self, layer: int, window: Window | None) -> None:
+        """Refuse a layer that looks back no further than `window`, where that is too near.
+
+        Raises
+        ------
+        UnsupportedModel
+        """
+        if layer in self.plans:
+            self.plans[layer].check_window(window)
+
     @property
     def computes_states(self) -> bool:
         """`states` needs all heads of what the model computes."""
         return type(self).states is not Hooks.states
+
+    @property
+    def chooses_keys(self) -> bool:
+        """Some queries may read some keys only."""
+        return type(self).keys is not Hooks.keys
 
     @property
     def has_attention(self) -> bool:
@@ -161,6 +179,10 @@ class Composed(Hooks):
         for part in self.parts:
             out = part.heads(call, out)
         return out
+
+    def check_window(self, layer: int, window: Window | None) -> None:
+        for part in self.parts:
+            part.check_window(layer, window)
 
     @property
     def computes_states(self) -> bool:

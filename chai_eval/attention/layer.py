@@ -13,9 +13,10 @@ from chai_eval.attention.kernels import decode, prefill
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.probe import probe_probabilities, repeat_heads
 from chai_eval.attention.row_layer import PROBE_QUERY, RowLayer
-from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.rows import Rows
 from chai_eval.attention.sharing import FixedPlan, Plan, ProbePlan, SharedHeads, heads_of
 from chai_eval.attention.sources import Source
+from chai_eval.attention.view import View
 
 # Up to so many queries at a time keys and values are read where they lie; beyond, laying them side by side pays.
 FEW_QUERIES = 16

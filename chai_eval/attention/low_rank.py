@@ -19,8 +19,9 @@ from torch import Tensor
 from chai_eval.attention.kernels.decode import softmax_of_seen, with_keys, with_values
 from chai_eval.attention.layer import FEW_QUERIES, full_attention, stored
 from chai_eval.attention.row_layer import FIRST_KEY, RowLayer
-from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.rows import Rows
 from chai_eval.attention.sources import Source
+from chai_eval.attention.view import View
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from transformers import Cache, DynamicCache
 from chai_eval.attention.cache import ClusteredCache, Remembered
 from chai_eval.attention.masks import UnsupportedModel, Window
 from chai_eval.attention.row_layer import RowLayer
-from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.rows import Rows
+from chai_eval.attention.view import View
 
 # What models call their cache, newest name first.
 CACHE_NAMES = ("cache", "past_key_values")

@@ -35,7 +35,7 @@ class RowLayer(CacheLayerMixin):
         Of every key head; of those that representatives read, once heads share them. Whatever else a method stores.
     values : Tensor [rows, kept, room, head_dim]
     lengths : Tensor [rows], int64
-        Tokens of each row.
+        Tokens of each row; those that are held, where a method drops some.
     width : int
         Columns in use: the longest row's tokens, or a few more after tokens that were padding.
     seen : int
@@ -161,6 +161,25 @@ class RowLayer(CacheLayerMixin):
         if shared.share_value:
             self.values = heads_of(values[:, :, : self.width], shared.value_heads)
         self.shared = shared
+
+    def select(self, columns: Tensor, lengths: Tensor) -> None:
+        """Drop all tokens but some, of each head other ones.
+
+        Parameters
+        ----------
+        columns : Tensor [rows, kept, n], int64
+            Where those that stay are, in their order.
+        lengths : Tensor [rows], int64
+            How many of `columns` count.
+        """
+        self.keys, self.values = (
+            held.gather(2, columns[..., None].expand(-1, -1, -1, held.shape[3])) for held in self.with_room()
+        )
+        self.lengths, self.width = lengths, columns.shape[2]
+
+    def trim(self) -> None:
+        """Give back the free room."""
+        self.keys, self.values = (held[:, :, : self.width].contiguous() for held in self.with_room())
 
     def nbytes(self) -> int:
         """Bytes of storage that the layer's keys, values and state hold, room included.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar
@@ -21,6 +21,8 @@ Positive = Annotated[int, Field(strict=True, ge=1, json_schema_extra={"allowed":
 FromZero = Annotated[int, Field(strict=True, ge=0, json_schema_extra={"allowed": "whole numbers from 0"})]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, json_schema_extra={"allowed": "numbers above 0 up to 1"})]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1, json_schema_extra={"allowed": "numbers from 0 to below 1"})]
+# Tokens of a text so long that what becomes of its first and last ones makes no difference.
+LONG = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class LayerFootprint:
         Bytes of a token's keys where they are not numbers of the model's precision.
     read : float
         Share of the cached tokens that a decoded token reads.
+    held : callable or None
+        From the tokens of a request to how many of them are cached, where it is not all.
     """
 
     scores: int
@@ -57,16 +61,22 @@ class LayerFootprint:
     first_numbers: int = 0
     key_bytes: float | None = None
     read: float = 1.0
+    held: Callable[[int], int] | None = None
 
     @classmethod
     def full(cls, shape: AttentionShape) -> LayerFootprint:
         """A layer of plain multi-head attention."""
         return cls(shape.heads, shape.heads, shape.kv_heads, shape.kv_heads)
 
-    def bytes_per_token(self, head_dim: int, size: int) -> tuple[float, float]:
-        """Bytes of a token that are cached of keys, and of values, where a number has `size` of them."""
+    def bytes_per_token(self, head_dim: int, size: int, tokens: int = LONG) -> tuple[float, float]:
+        """Bytes cached of keys, and of values, per token of a request of `tokens`; a number has `size` of them."""
         keys, values = (each * size for each in self.numbers(head_dim))
-        return keys if self.key_bytes is None else self.key_bytes, values
+        share = self.share_held(tokens)
+        return (keys if self.key_bytes is None else self.key_bytes) * share, values * share
+
+    def share_held(self, tokens: int = LONG) -> float:
+        """Of a request's tokens, the share that is cached."""
+        return 1.0 if self.held is None else self.held(tokens) / tokens
 
     def numbers(self, head_dim: int) -> tuple[float, float]:
         """Numbers of a token that are cached of keys, and of values."""
@@ -150,9 +160,8 @@ class Method(ABC):
         try:
             attention_layers(model)
             hooks = self.check_settings(model)
-            windows = check_agreement(model)
-            for layer, plan in hooks.plans.items():
-                plan.check_window(windows[layer])
+            for layer, window in check_agreement(model).items():
+                hooks.check_window(layer, window)
         except UnsupportedModel as error:
             raise SettingError(str(error)) from error
 

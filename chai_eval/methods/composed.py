@@ -56,6 +56,10 @@ class ComposedMethod(Method):
         if reads and own:
             why = f"{own[0]} has attention of its own, which reads other keys than {reads[0]} knows"
             raise _excluded([*reads, *own], why)
+        choosing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.chooses_keys]
+        dropping = [each.name for each, part in zip(self.methods, parts, strict=True) if part.drops_tokens]
+        if choosing and dropping:
+            raise _excluded([*choosing, *dropping], f"{dropping[0]} drops tokens that {choosing[0]} chooses among")
         return Composed(parts)
 
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint] | None:
@@ -69,8 +73,9 @@ def _least(*layers: LayerFootprint) -> LayerFootprint:
     def given(name: str) -> list[Any]:
         return [value for each in layers if (value := getattr(each, name)) is not None]
 
-    least: dict[str, Any] = {field.name: min(given(field.name), default=None) for field in fields(LayerFootprint)}
-    return LayerFootprint(**least | {name: max(given(name)) for name in MOST})
+    numbers = [field.name for field in fields(LayerFootprint) if field.name != "held"]
+    least: dict[str, Any] = {name: min(given(name), default=None) for name in numbers}
+    return LayerFootprint(**least | {name: max(given(name)) for name in MOST}, held=next(iter(given("held")), None))
 
 
 def _excluded(names: list[str], why: str) -> SettingError:

@@ -48,7 +48,7 @@ def costs(method: Method, model: PreTrainedModel) -> Costs:
         read += cached * layer.read
         score = layer.scores * keys / layer.keys if layer.keys else 0.0
         output = layer.outputs * values / layer.values if layer.values else 0.0
-        products += (score + output) * layer.read
+        products += (score + output) * layer.read * layer.share_held()
     return Costs(held, read, products)
 
 

@@ -61,6 +61,14 @@ class LayerShare(Method):
                 f"method.costs: {self.costs!r} given; allowed: a calibration (or layers in method.layers)"
             )
 
+    @classmethod
+    def at_savings(
+        cls, model: PreTrainedModel, calibrated: str, savings: Sequence[float], context: int
+    ) -> Sequence[Method]:
+        layers = attention_shape(model).layers
+        counts = [round(2 * saving * layers) for saving in savings]  # each saves half a layer's cache
+        return [cls(count=count, costs=calibrated) for count in counts if 0 < count < layers]
+
     @cached_property
     def _calibration(self) -> Calibration:
         assert self.costs is not None

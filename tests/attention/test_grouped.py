@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from chai_eval.attention.layer import FEW_QUERIES, full_attention, shared_attention
 from chai_eval.attention.membership import membership_from_labels
-from chai_eval.attention.rows import Rows, View
+from chai_eval.attention.rows import Rows
 from chai_eval.attention.sharing import SharedHeads
+from chai_eval.attention.view import View
 
 HEADS, HEAD_DIM = 6, 16
 

@@ -55,6 +55,14 @@ def test_operations_of_layers_that_share_probabilities_are_those_that_are_comput
 
 
 @pytest.mark.parametrize("build", [llama, opt])
+def test_operations_of_a_step_are_those_over_the_tokens_that_are_held(build: object) -> None:
+    assert callable(build)
+    model, each = build(), contender(build_method("snapkv", keep=0.5, every=8, window=3))
+    _, step = counted(model, each, Point(20, 2, 2))
+    assert total(pass_work(model, each.footprint(model), Pass(2, 1, past=20))).flops == pytest.approx(step)
+
+
+@pytest.mark.parametrize("build", [llama, opt])
 def test_operations_of_a_clustered_step_are_those_that_are_computed(build: object) -> None:
     assert callable(build)
     # Every layer is clustered: PyTorch does not count the fused attention of the others.

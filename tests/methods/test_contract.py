@@ -35,7 +35,7 @@ def test_the_footprint_is_what_the_cache_holds(case: str, name: str) -> None:
     layers = method.footprint(model) or [LayerFootprint.full(shape)] * shape.layers
     for layer, footprint in zip(cache.layers, layers, strict=True):
         held = [getattr(layer, name).untyped_storage().nbytes() / (2 * LENGTH) for name in ("keys", "values")]
-        foreseen = footprint.bytes_per_token(shape.head_dim, size)
+        foreseen = footprint.bytes_per_token(shape.head_dim, size, LENGTH)
         if shape.kv_heads == shape.heads:
             assert held == list(foreseen)
         else:  # representatives may read the same key heads: the footprint says the most there can be

@@ -12,8 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from chai_eval.attention.rows import View
 from chai_eval.attention.sharing import SharedHeads
+from chai_eval.attention.view import View
 
 # Numbers of a piece: 8 MiB in float32. A smaller one is read faster, but calls for more operations.
 PIECE = 1 << 21

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import Membership
-from chai_eval.attention.rows import View
+from chai_eval.attention.view import View
 
 # Queries taken at a time: a block looks only at keys up to its last query, so smaller blocks leave more of what is
 # masked uncomputed, and larger ones make wider products.
