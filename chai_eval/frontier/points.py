@@ -54,7 +54,10 @@ def points(model: PreTrainedModel, settings: FrontierSettings) -> list[Point]:
         given = METHODS[name].at_savings(model, settings.calibrated, settings.saving, settings.tokens)
         if settings.methods and not given:
             raise SettingError(f"methods: {name} given, which saves no share of the cache; allowed: those that do")
-        found += [Point(f"{name} {number}", each, described_costs(each, model)) for number, each in enumerate(given, 1)]
+        found += [
+            Point(f"{name} {number}", each, described_costs(each, model, settings.tokens))
+            for number, each in enumerate(given, 1)
+        ]
     if not found:
         raise SettingError(f"saving: {list(settings.saving)} given, out of every method's reach; allowed: larger ones")
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from chai_eval.attention.shape import attention_shape
-from chai_eval.methods.base import Method, plain_footprint
+from chai_eval.methods.base import LONG, Method, plain_footprint
 from chai_eval.methods.mha import MHA
 
 # Bytes of a number: methods are compared as they would be served, in 16 bits, whatever precision a run has.
@@ -38,23 +38,26 @@ class Costs:
         return Costs(self.held / whole.held, self.read / whole.read, self.multiplications / whole.multiplications)
 
 
-def costs(method: Method, model: PreTrainedModel) -> Costs:
-    """What a method costs; one that simulates its saving holds, reads and multiplies what plain attention does."""
+def costs(method: Method, model: PreTrainedModel, tokens: int = LONG) -> Costs:
+    """What a method costs in a context of so many tokens.
+
+    One that simulates its saving holds, reads and multiplies what plain attention does.
+    """
     head_dim, held, read, products = attention_shape(model).head_dim, 0.0, 0.0, 0.0
     for layer in method.footprint(model) or plain_footprint(model):
         keys, values = layer.numbers(head_dim)
-        cached = sum(layer.bytes_per_token(head_dim, SIZE))
+        cached = sum(layer.bytes_per_token(head_dim, SIZE, tokens))
         held += cached
         read += cached * layer.read
         score = layer.scores * keys / layer.keys if layer.keys else 0.0
         output = layer.outputs * values / layer.values if layer.values else 0.0
-        products += (score + output) * layer.read * layer.share_held()
+        products += (score + output) * layer.read * layer.share_held(tokens)
     return Costs(held, read, products)
 
 
-def described_costs(method: Method, model: PreTrainedModel) -> dict[str, Any]:
+def described_costs(method: Method, model: PreTrainedModel, tokens: int = LONG) -> dict[str, Any]:
     """The costs of a method as records have them: as they are, as shares of plain attention's, and how they came."""
-    own = costs(method, model)
+    own = costs(method, model, tokens)
     return {
         **asdict(own),
         "of_mha": {name: round(share, 6) for name, share in asdict(own.shares(costs(MHA(), model))).items()},

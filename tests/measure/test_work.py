@@ -49,7 +49,7 @@ def test_operations_of_layers_that_share_probabilities_are_those_that_are_comput
     assert callable(build)
     model, each = build(), contender(build_method("layer_share", layers=list(range(1, LAYERS))))
     prefill, step = counted(model, each, Point(20, 2, 2))
-    layers = each.footprint(model)
+    layers = each.method.footprint(model)
     assert total(pass_work(model, layers, Pass(2, 20, causal=False))).flops == prefill
     assert total(pass_work(model, layers, Pass(2, 1, past=20))).flops == step
 
@@ -59,7 +59,7 @@ def test_operations_of_a_step_are_those_over_the_tokens_that_are_held(build: obj
     assert callable(build)
     model, each = build(), contender(build_method("snapkv", keep=0.5, every=8, window=3))
     _, step = counted(model, each, Point(20, 2, 2))
-    assert total(pass_work(model, each.footprint(model), Pass(2, 1, past=20))).flops == pytest.approx(step)
+    assert total(pass_work(model, each.method.footprint(model), Pass(2, 1, past=20))).flops == pytest.approx(step)
 
 
 @pytest.mark.parametrize("build", [llama, opt])

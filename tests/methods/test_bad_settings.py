@@ -90,7 +90,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("quest", {"spare_layers": -1}, r"method.spare_layers: -1 given; allowed: whole numbers from 0"),
     ("quest", {"with": ["key_int8"]}, r"method.with: quest and key_int8 given \(key_int8 has attention of its own"),
     ("key_int8", {"bits": 5}, r"method.bits: 5 given; allowed: 8, 4, 16"),
-    ("key_int8", {"bits": "8"}, r"method.bits: 8 given; allowed: 8, 4, 16"),
+    ("key_int8", {"bits": "8"}, r"method.bits: '8' given; allowed: 8, 4, 16"),
     ("pooled_gqa", {"groups": 0}, r"method.groups: 0 given; allowed: whole numbers from 1"),
     ("pooled_gqa", {"by": "chance"}, r"method.by: 'chance' given; allowed: neighbours, similarity"),
 ]
