@@ -28,7 +28,7 @@ Score a method against plain multi-head attention (MHA) on the same documents, t
   python -m chai_eval measure [setting=value ...]     latency and memory alone
   python -m chai_eval calibrate [setting=value ...]   cluster counts, memberships and predictors of a model
   python -m chai_eval analyse [setting=value ...]     how a model's heads cluster, as data and figures
-  python -m chai_eval frontier [setting=value ...]    all methods at equal bytes: what is lost against what is saved
+  python -m chai_eval frontier [setting=value ...]    all methods at equal bytes: lost against saved
   python -m chai_eval benchmark [NAME ...]            the figures that are promised; without a name, a list
   python -m chai_eval status [results_dir=...]        results so far: finished, partial, failed
   python -m chai_eval [measure|calibrate|analyse|frontier] --help | --version
