@@ -212,9 +212,9 @@ def formula_bytes(layer: RowLayer, footprint: LayerFootprint, shape: AttentionSh
     assert layer.lengths is not None
     if layer.membership is None:  # and as long as a probe is not complete, every head is kept
         kept = LayerFootprint.full(shape) if footprint.probe_tokens else footprint
-        tokens = int(layer.lengths.sum())
+        each = sum(kept.bytes_per_token(shape.head_dim, size, 1))  # of a token that is held
         besides = len(layer.lengths) * footprint.first_numbers * size
-        return int(tokens * sum(kept.bytes_per_token(shape.head_dim, size))) + besides
+        return int(int(layer.lengths.sum()) * each) + besides
     read = layer.membership.representative // (shape.heads // shape.kv_heads)
     distinct = [len(set(row)) for row in read.tolist()]
     shared = footprint.values < shape.kv_heads

@@ -96,7 +96,7 @@ def test_the_longer_the_context_the_more_is_left_out_by_as_many_dimensions() -> 
         ({"saving": 1}, "method.saving: 1 given; allowed: numbers from 0 to below 1"),
         ({"saving": 0.5, "reduce": "keys"}, "method.saving: 0.5 given with reduce=keys; allowed: below 0.5"),
         ({"reduce": "all"}, "method.reduce: 'all' given; allowed: both, keys, values"),
-        ({"context": 0}, "method.context: 0 given; allowed: whole numbers from 1"),
+        ({"context": 0}, "method.context: 0 given; allowed: a whole number from 1 up, or null"),
         ({"context": 129}, "method.context: 129 given; allowed: 1 to 128, the longest this model reads"),
         ({"moments": None}, "method.moments: None given; allowed: a calibration"),
         ({"moments": "nowhere"}, "method.moments: no moments in a calibration 'nowhere'; allowed: a calibration of"),
