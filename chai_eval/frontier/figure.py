@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pandas as pd
 
 # Okabe and Ito's colours, told apart by the colour-blind; markers tell them apart in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F", "#999999", "#882255")
 MARKERS = "osD^vPX*<>"
 DIM = 0.35
+# Characters of a line below the figure.
+WIDTH = 180
 
 
 def draw(frame: pd.DataFrame, title: str, command: str, folder: Path) -> None:
@@ -47,6 +50,6 @@ def draw(frame: pd.DataFrame, title: str, command: str, folder: Path) -> None:
         both[0].set_ylabel("KL(MHA ‖ method), nats per token")
         both[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         figure.suptitle(f"{title}. Bars: 95 % intervals over sequences; pale: dominated", fontsize=9)
-        figure.supxlabel(command, fontsize=6)
+        figure.supxlabel("\n".join(textwrap.wrap(command, WIDTH)), fontsize=6)
         figure.savefig(folder / "frontier.svg", metadata={"Date": None})
         figure.savefig(folder / "frontier.png", dpi=130, metadata={"Software": None})
