@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Hooks, Plan, Prefill
+from chai_eval.attention import FixedPlan, Hooks, Plan, Prefill, SharedHeads
 from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.methods.base import LayerFootprint, Method
 from chai_eval.schema import SETTINGS
@@ -51,6 +51,8 @@ def layer_footprint(shape: AttentionShape, plan: Plan | None) -> LayerFootprint:
     if plan is None:
         return LayerFootprint.full(shape)
     keys = min(plan.clusters, shape.kv_heads)
+    if isinstance(plan, FixedPlan):  # which key heads its representatives read is known beforehand
+        keys = SharedHeads.of(plan.membership, shape.kv_heads).key_heads.shape[1]
     if plan.share_value:
         return LayerFootprint(plan.clusters, plan.clusters, keys, keys, plan.probe_tokens)
     return LayerFootprint(plan.clusters, shape.heads, keys, shape.kv_heads, plan.probe_tokens)

@@ -56,3 +56,14 @@ def test_a_method_that_simulates_its_saving_costs_what_plain_attention_does() ->
     assert found["simulated"]
     assert found["of_mha"] == {"held": 1.0, "read": 1.0, "multiplications": 1.0}
     assert len(plain_footprint(model)) == LAYERS
+
+
+def test_a_fixed_membership_costs_the_key_heads_that_its_representatives_read() -> None:
+    """Under grouped queries several representatives may read one key head: known beforehand, it is counted once."""
+    model = MODELS["llama_gqa"]()
+    serving = [list(range(HEADS)), [0, 0, 2, 2, 0, 0, 2, 2], [1] * HEADS]  # heads 0 to 3 read the first key head
+    method = build_method("output_aware", membership=serving)
+    with method.applied(model), torch.no_grad():
+        cache = model(input_ids=torch.stack(requests([LENGTH])), use_cache=True).cache
+    assert [layer.keys.shape[1] for layer in cache.layers] == [2, 1, 1]
+    assert costs(method, model).held == SIZE * HEAD_DIM * ((2 + 1 + 1) + 3 * 2)
