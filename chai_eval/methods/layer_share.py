@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import AttentionCall, Hooks, Source, View, stored
-from chai_eval.attention.kernels.prefill import query_blocks
+from chai_eval.attention.kernels.prefill import probability_blocks
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import MOMENTS, Calibration, calibration
@@ -121,12 +121,8 @@ class _SharedProbabilities(Hooks):
 
 
 def _probabilities(query: Tensor, key: Tensor, view: View) -> Tensor:
-    """What each query gives to each key, by a softmax in float32: `[rows, heads, length, keys]`, in their precision."""
-    count, heads, length, _ = query.shape
-    own_key, seen = repeat_heads(key, heads).transpose(-1, -2), view.whole_mask()
-    out = query.new_empty(count, heads, length, key.shape[2])
-    for start, stop in query_blocks(length, count * heads * key.shape[2]):
-        scores = torch.matmul(query[:, :, start:stop], own_key) * view.scaling
-        scores = scores.masked_fill(~seen[:, :, start:stop], float("-inf"))
-        out[:, :, start:stop] = scores.softmax(-1, dtype=torch.float32)
+    """What each query gives to each key: `[rows, heads, length, keys]`, in their precision."""
+    out = query.new_empty(*query.shape[:3], key.shape[2])
+    for block, probabilities in probability_blocks(query, key, view):
+        out[:, :, block] = probabilities
     return out

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from chai_eval.attention import AttentionCall, Hooks, Rows, Source, View, stored
-from chai_eval.attention.kernels.prefill import query_blocks
+from chai_eval.attention.kernels.prefill import probability_blocks
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.methods.base import Fraction, FromZero, Method
 from chai_eval.methods.keep import highest, kept_count, kept_counts
@@ -129,16 +129,12 @@ def _history(call: AttentionCall) -> Tensor:
 def _attention_received(query: Tensor, key: Tensor, value: Tensor, view: View) -> tuple[Tensor, Tensor]:
     """Attention, and what each query gave to each key over all heads: `[rows, length, keys]`, float32."""
     count, heads, length, _ = query.shape
-    own_key, own_value = repeat_heads(key, heads), repeat_heads(value, heads)
-    seen = view.whole_mask()
+    own_value = repeat_heads(value, heads)
     out = value.new_empty(count, heads, length, value.shape[-1])
     received = torch.zeros(count, length, key.shape[2], device=query.device)
-    for start, stop in query_blocks(length, count * heads * key.shape[2]):
-        scores = torch.matmul(query[:, :, start:stop], own_key.transpose(-1, -2)) * view.scaling
-        scores = scores.masked_fill(~seen[:, :, start:stop], float("-inf"))
-        probabilities = scores.softmax(-1, dtype=torch.float32)
-        received[:, start:stop] = probabilities.sum(1)
-        out[:, :, start:stop] = torch.matmul(probabilities.to(value.dtype), own_value)
+    for block, probabilities in probability_blocks(query, key, view):
+        received[:, block] = probabilities.sum(1)
+        out[:, :, block] = torch.matmul(probabilities.to(value.dtype), own_value)
     return out, received
 
 

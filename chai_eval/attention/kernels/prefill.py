@@ -11,6 +11,7 @@ from torch import Tensor
 
 from chai_eval.attention.kernels.decode import multiplies
 from chai_eval.attention.membership import Membership
+from chai_eval.attention.probe import repeat_heads
 from chai_eval.attention.view import View
 
 # Queries taken at a time: a block looks only at keys up to its last query, so smaller blocks leave more of what is
@@ -158,6 +159,22 @@ def query_blocks(queries: int, per_query: int) -> Iterator[tuple[int, int]]:
     size = max(min(BLOCK_ELEMENTS // per_query, BLOCK_QUERIES), 1)
     for start in range(0, queries, size):
         yield start, min(start + size, queries)
+
+
+def probability_blocks(query: Tensor, key: Tensor, view: View) -> Iterator[tuple[slice, Tensor]]:
+    """Every head's own probabilities, a block of queries at a time: `[rows, heads, block, keys]`, float32.
+
+    Parameters
+    ----------
+    query : Tensor [rows, heads, length, head_dim]
+    key : Tensor [rows, kv_heads, keys, head_dim]
+    """
+    count, heads, length, _ = query.shape
+    own_key, seen = repeat_heads(key, heads).transpose(-1, -2), view.whole_mask()
+    for start, stop in query_blocks(length, count * heads * key.shape[2]):
+        block = slice(start, stop)
+        scores = torch.matmul(query[:, :, block], own_key) * view.scaling
+        yield block, scores.masked_fill(~seen[:, :, block], float("-inf")).softmax(-1, dtype=torch.float32)
 
 
 def _side_by_side(value: Tensor, group: SameSize, queries_per_key: int) -> tuple[SameSize, Tensor]:
