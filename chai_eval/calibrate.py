@@ -142,11 +142,12 @@ def _write_moments(
     folder: Path, model: PreTrainedModel, moments: HeadMoments, held_out: Sequence[Tensor], described: dict[str, Any]
 ) -> None:
     """Write moments, and beside them what `kv_rank` costs at some savings on text that they do not come from."""
-    write_calibration(folder, described, moments.tensors(attention_shape(model).kv_heads), MOMENTS)
+    tensors = moments.tensors(attention_shape(model).kv_heads)
+    write_calibration(folder, described, tensors, MOMENTS)
     tried = [build_method("kv_rank", moments=str(folder), saving=saving) for saving in RANK_SAVINGS]
     costs = zip(RANK_SAVINGS, true_divergences(model, held_out, tried), strict=True)
     described |= {"kv_rank": [{"kv_saving": saving, "divergence": round(cost, 6)} for saving, cost in costs]}
-    write_calibration(folder, described, moments.tensors(attention_shape(model).kv_heads), MOMENTS)
+    write_calibration(folder, described, tensors, MOMENTS)
 
 
 @contextmanager

@@ -196,8 +196,7 @@ def padded_pass(
 
 
 def _lacks_positions(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    takes = "position_ids" in inspect.signature(stack.forward).parameters
-    return takes and kwargs.get("position_ids") is None
+    return kwargs.get("position_ids") is None and "position_ids" in inspect.signature(stack.forward).parameters
 
 
 def adopt(cache: Cache, layers: int, made_by: str, probe_tokens: int) -> list[RowLayer]:

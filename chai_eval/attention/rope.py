@@ -78,11 +78,9 @@ class Rotations:
     def average(self, moments: Tensor) -> Tensor:
         """Second moments `[..., head_dim, head_dim]` averaged over all positions: the mean of R C Rᵀ."""
         turned = self.turn @ moments
-        cos_cos, cos_sin, sin_sin = (a.T @ b / len(a) for a, b in self._pairs())
+        pairs = ((self.cos, self.cos), (self.cos, self.sin), (self.sin, self.sin))
+        cos_cos, cos_sin, sin_sin = (a.T @ b / len(a) for a, b in pairs)
         return moments * cos_cos + turned @ self.turn.T * sin_sin + turned * cos_sin.T + moments @ self.turn.T * cos_sin
-
-    def _pairs(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        return (self.cos, self.cos), (self.cos, self.sin), (self.sin, self.sin)
 
 
 @torch.no_grad()

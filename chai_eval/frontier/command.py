@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,19 +62,19 @@ def frontier(settings: FrontierSettings, command: str) -> Path:
     if not sequences:
         raise SettingError("text: no text of two tokens or more given; allowed: text to predict")
     name = f"{settings.model.name}-{Path(text.name).stem.replace(' ', '_')}-{settings.tokens}"
-    folder = settings.out or Path("results") / "frontier" / name
+    folder, weights = settings.out or Path("results") / "frontier" / name, fingerprint(model)
 
     def taken() -> None:
         raise RunError(f"out: another process is writing to {folder}")
 
     try:
         with held(folder / "frontier.lock", taken):
-            parts = folder / f".parts-{_key(fingerprint(model), found, sequences)}"
+            parts = folder / f".parts-{_key(weights, found, sequences)}"
             rows = _compared(model, found, sequences, parts)
             frame = table(found, rows)
             said = [each for of in ("held", "read") for at in SAID_AT if (each := best_at(frame, rows, at, of))]
             described = {
-                "model": {"name": settings.model.name, "fingerprint": fingerprint(model)},
+                "model": {"name": settings.model.name, "fingerprint": weights},
                 "text": text.name,
                 "settings": settings.as_config(),
                 "best": said,
@@ -111,11 +110,10 @@ def _compared(
     at_once = max(most_tokens(model, HELD_BYTES) // max(map(len, sequences)), 1)
     methods = {each.label: each.method for each in found}
     done: list[pd.DataFrame] = []
-    for number, some in enumerate(_by(sequences, at_once)):
-        file = parts / f"{number}.parquet"
+    for number, start in enumerate(range(0, len(sequences), at_once)):
+        file, some = parts / f"{number}.parquet", sequences[start : start + at_once]
         if not file.exists():
-            log.info("frontier: sequences %d to %d of %d", number * at_once + 1, number * at_once + len(some),
-                     len(sequences))  # fmt: skip
+            log.info("frontier: sequences %d to %d of %d", start + 1, start + len(some), len(sequences))
             compared = compare(Runner(model, batch_tokens=most_tokens(model, LOGITS_BYTES)), methods, some)
             part = pd.concat({label: pd.DataFrame(rows) for label, rows in compared.items()}, names=["point"])
             write_whole(file, partial(part.reset_index(level=0).to_parquet, index=False))
@@ -125,12 +123,6 @@ def _compared(
         str(label): own.drop(columns="point").reset_index(drop=True)
         for label, own in whole.groupby("point", sort=False)
     }
-
-
-def _by(sequences: Sequence[tuple[int, ...]], size: int) -> Iterator[list[tuple[int, ...]]]:
-    each = iter(sequences)
-    while some := list(itertools.islice(each, size)):
-        yield some
 
 
 def _shown(frame: pd.DataFrame) -> str:

@@ -91,11 +91,8 @@ def attention_work(layer: LayerFootprint, whole: LayerFootprint, head_dim: int, 
     """
     probe = _early(layer, run)
     early, late = run.pairs(0, probe), run.pairs(probe)
-    keys, values = layer.numbers(head_dim)
     held = layer.share_held(max(round(run.past) + run.queries, 1))
-    # Of each pair of a query and a key, by the numbers that every head's products take.
-    score, output = layer.scores * keys / max(layer.keys, 1), layer.outputs * values / max(layer.values, 1)
-    products = early * 2 * whole.scores * head_dim + late * held * (score + output)
+    products = early * 2 * whole.scores * head_dim + late * held * layer.multiplications(head_dim)
     new = sum(layer.bytes_per_token(head_dim, size, 1))  # a single token is held by every method
     return Work(2 * run.batch * products, run.batch * new * (layer.read * held * run.past + 2 * run.queries))
 

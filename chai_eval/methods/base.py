@@ -78,6 +78,11 @@ class LayerFootprint:
         """Of a request's tokens, the share that is cached."""
         return 1.0 if self.held is None else self.held(tokens) / tokens
 
+    def multiplications(self, head_dim: int) -> float:
+        """Multiplications of a query of every head with a cached token: with keys, and of probabilities with values."""
+        keys, values = self.numbers(head_dim)
+        return self.scores * keys / max(self.keys, 1) + self.outputs * values / max(self.values, 1)
+
     def numbers(self, head_dim: int) -> tuple[float, float]:
         """Numbers of a token that are cached of keys, and of values."""
         return (

@@ -45,13 +45,10 @@ def costs(method: Method, model: PreTrainedModel, tokens: int = LONG) -> Costs:
     """
     head_dim, held, read, products = attention_shape(model).head_dim, 0.0, 0.0, 0.0
     for layer in method.footprint(model) or plain_footprint(model):
-        keys, values = layer.numbers(head_dim)
         cached = sum(layer.bytes_per_token(head_dim, SIZE, tokens))
         held += cached
         read += cached * layer.read
-        score = layer.scores * keys / layer.keys if layer.keys else 0.0
-        output = layer.outputs * values / layer.values if layer.values else 0.0
-        products += (score + output) * layer.read * layer.share_held(tokens)
+        products += layer.multiplications(head_dim) * layer.read * layer.share_held(tokens)
     return Costs(held, read, products)
 
 
