@@ -17,16 +17,16 @@ import pandas as pd
 from chai_eval.calibration.figures import INSTALL, to_be_drawn
 from chai_eval.calibration.settings import check_tokens
 from chai_eval.checksum import write_document
-from chai_eval.data.text import cut, open_text
-from chai_eval.errors import RunError, SettingError
+from chai_eval.data.text import open_text
+from chai_eval.errors import RunError
 from chai_eval.files import held, write_whole
 from chai_eval.frontier.figure import draw
 from chai_eval.frontier.points import Point, best_at, points, table
 from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.markdown import table as lines_of
 from chai_eval.models import fingerprint, load
-from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, LOGITS_BYTES, compare, most_tokens
+from chai_eval.scoring.fidelity import read_sequences
 from chai_eval.scoring.runner import Runner
 from chai_eval.store.code import NumericCode
 from chai_eval.store.provenance import versions
@@ -57,10 +57,7 @@ def frontier(settings: FrontierSettings, command: str) -> Path:
     found = points(model, settings)
     for point in found:
         point.method.check(model)
-    read = (each for each in cut(text.documents, tokenizer, settings.tokens) if len(each) > 1)
-    sequences = [tuple(each.tolist()) for each in embedded(model, tokenizer, read, settings.sequences)]
-    if not sequences:
-        raise SettingError("text: no text of two tokens or more given; allowed: text to predict")
+    sequences = list(read_sequences(model, tokenizer, text.documents, settings.tokens, settings.sequences))
     name = f"{settings.model.name}-{Path(text.name).stem.replace(' ', '_')}-{settings.tokens}"
     folder, weights = settings.out or Path("results") / "frontier" / name, fingerprint(model)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,12 +14,14 @@ from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
 from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.data.text import cut
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, INFINITE, LOGITS_BYTES, Row, compare, most_tokens
+from chai_eval.scoring.pack import Tokens
 from chai_eval.scoring.prepare import PreparedTask
 from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tokens import request_tokens
@@ -94,18 +96,34 @@ def fidelities(
         method.check(model)
     runner = replace(runner, batch_tokens=runner.batch_tokens or most_tokens(model, LOGITS_BYTES))
     rows: dict[str, list[Row]] = {name: [] for name in methods}
-    # A sequence that is too short to predict anything tells nothing.
-    read = (each for each in cut(texts, runner.tokenizer, tokens) if len(each) > 1)
-    stream = (tuple(each.tolist()) for each in embedded(model, runner.tokenizer, read, sequences))
+    stream = read_sequences(model, runner.tokenizer, texts, tokens, sequences)
     held = max(most_tokens(model, HELD_BYTES) // tokens, 1)
     total = None if sequences is None else sequences * len(methods)
     with tqdm(total=total, desc="fidelity", disable=None) as bar:
         while chunk := list(itertools.islice(stream, held)):
             for name, found in compare(runner, methods, chunk, after=bar.update).items():
                 rows[name] += found
-    if not all(rows.values()):
-        raise SettingError("text: no text of two tokens or more given; allowed: text to predict")
     return {name: summary(pd.DataFrame(each)) for name, each in rows.items()}
+
+
+def read_sequences(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], tokens: int, count: int | None
+) -> Iterator[Tokens]:
+    """The first `count` sequences of `tokens` tokens, BOS included, of texts; all there are for None.
+
+    Raises
+    ------
+    SettingError
+        Where there is none.
+    """
+    # A sequence that is too short to predict anything tells nothing.
+    read = (each for each in cut(texts, tokenizer, tokens) if len(each) > 1)
+    found = False
+    for each in embedded(model, tokenizer, read, count):
+        found = True
+        yield tuple(each.tolist())
+    if not found:
+        raise SettingError("text: no text of two tokens or more given; allowed: text to predict")
 
 
 def task_fidelity(runner: Runner, method: Method, prepared: PreparedTask, documents: int) -> Fidelity | None:
