@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
-from chai_eval.cli.help import ANALYSE, CALIBRATE, FRONTIER, help_text, measure_help, offline_help
+from chai_eval.cli.help import (
+    ANALYSE,
+    CALIBRATE,
+    FRONTIER,
+    help_text,
+    measure_help,
+    offline_help,
+    report_help,
+)
 from chai_eval.cli.measure import run_measurements
 from chai_eval.cli.overrides import composed
 from chai_eval.cli.request import Request
 from chai_eval.cli.status import status
 from chai_eval.cli.sweep import run_jobs
 from chai_eval.frontier.settings import FrontierSettings
+from chai_eval.report_settings import ReportSettings
 from chai_eval.schema import read
 
 
@@ -63,6 +72,14 @@ def _frontier(request: Request) -> int:
     return 0
 
 
+def _report(request: Request) -> int:
+    settings = read(ReportSettings, composed("report", request.arguments))
+    from chai_eval.report.command import main
+
+    main(settings, request.line)
+    return 0
+
+
 def _benchmark(request: Request) -> int:
     from chai_eval.benchmark.command import main
 
@@ -80,6 +97,7 @@ COMMANDS = {
     "calibrate": Command(_calibrate, CALIBRATE_HELP, GOES_ON.format("read"), alone=True),
     "analyse": Command(_analyse, ANALYSE_HELP, GOES_ON.format("read"), alone=True),
     "frontier": Command(_frontier, FRONTIER_HELP, GOES_ON.format("compared"), alone=True),
+    "report": Command(_report, report_help, "the same command begins anew", alone=True),
     "status": Command(status, help_text, "nothing was changed"),
     "benchmark": Command(_benchmark, help_text, GOES_ON.format("measured"), own_options=True, alone=True),
 }

@@ -17,6 +17,7 @@ from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.errors import SettingError, unknown
 from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.measure_settings import MeasureSettings, given_while_off
+from chai_eval.report_settings import ReportSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import defaults
 from chai_eval.settings import ModelSettings, Settings
@@ -37,6 +38,7 @@ CONFIGURATIONS: dict[str, type[Any]] = {
     "calibrate": CalibrationSettings,
     "analyse": AnalysisSettings,
     "frontier": FrontierSettings,
+    "report": ReportSettings,
 }
 
 
@@ -45,8 +47,8 @@ def configuration() -> Iterator[None]:
     """Hydra, looking at this package's configuration: its files, over the defaults that settings have."""
     store = ConfigStore.instance()
     for name, kind in CONFIGURATIONS.items():
-        base = {**defaults(kind), "model": defaults(ModelSettings)}
-        store.store(f"{name}_defaults", base)
+        model = {"model": defaults(ModelSettings)} if "model" in kind.__pydantic_fields__ else {}
+        store.store(f"{name}_defaults", {**defaults(kind), **model})
     store.store("grid", defaults(MeasureSettings), group="measure/base")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir().absolute()), job_name="chai_eval", version_base="1.3"):

@@ -15,6 +15,7 @@ import yaml
 
 from chai_eval.cli.configuration import SHORT, choices, launchers
 from chai_eval.measure_settings import MeasureSettings
+from chai_eval.report_settings import ReportSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import entries
 from chai_eval.scoring.tasks import PAPER_TASKS, TEXT
@@ -29,9 +30,10 @@ Score a method against plain multi-head attention (MHA) on the same documents, t
   python -m chai_eval calibrate [setting=value ...]   cluster counts, memberships and predictors of a model
   python -m chai_eval analyse [setting=value ...]     how a model's heads cluster, as data and figures
   python -m chai_eval frontier [setting=value ...]    all methods at equal bytes: lost against saved
+  python -m chai_eval report [setting=value ...]      a page, tables and figures from the records of all these
   python -m chai_eval benchmark [NAME ...]            the figures that are promised; without a name, a list
   python -m chai_eval status [results_dir=...]        results so far: finished, partial, failed
-  python -m chai_eval [measure|calibrate|analyse|frontier] --help | --version
+  python -m chai_eval [measure|calibrate|analyse|frontier|report] --help | --version
 """
 
 EXAMPLES = """\
@@ -78,6 +80,15 @@ with the elbow (Figure 8), how membership moves as more tokens are seen (Figure 
 Writes parquet files and figures to results/analysis/<model>/.
 """
 
+REPORT = """\
+Write a page that says whether a method is worth it, with tables (Markdown, CSV, LaTeX) and figures (SVG, PNG), from
+records alone: no model is loaded, nothing is scored.
+
+  python -m chai_eval report [setting=value ...]
+
+Writes <out>/index.html, which opens without a network, <out>/tables/ and <out>/figures/.
+"""
+
 RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, passages, c4 or auto"
 ANY_TASK = "any task of lm-eval by its name; several as task=[piqa,winogrande]"
 WIDTH, COLUMN = 110, 30
@@ -117,6 +128,11 @@ def offline_help(usage: str, kind: type[Any]) -> str:
     """What `--help` of `calibrate`, `analyse` and `frontier` says."""
     models = _entry("model=…", f"one of {', '.join(choices('model'))}")
     return usage + "\n" + "\n".join(["Settings", *models, *_settings(kind, indent=2)]) + "\n"
+
+
+def report_help() -> str:
+    """What `report --help` says."""
+    return REPORT + "\n" + "\n".join(["Settings", *_settings(ReportSettings, indent=2)]) + "\n"
 
 
 def _measure(indent: int = 4) -> list[str]:

@@ -60,7 +60,7 @@ def row(
     metrics: Mapping[str, Any] = mha.record["metrics"]
     metric = primary if primary is not None and primary in metrics else next(iter(metrics))
     value = float(metrics[metric]["value"])
-    before = _scores(mha, metric)
+    before = scores(mha, metric)
     percent = before is not None and bool(((before >= 0) & (before <= 1)).all())
     n = int(mha.record["n_documents"])
     if other is None:
@@ -112,7 +112,7 @@ def cost_line(method: Method, model: PreTrainedModel) -> str:
 
 def _difference(metric: str, mha: Result, other: Result) -> Difference:
     """The difference with the interval that belongs to the metric; without one where we don't know how it is made."""
-    before, after = _scores(mha, metric), _scores(other, metric)
+    before, after = scores(mha, metric), scores(other, metric)
     if before is not None and after is not None:
         return paired_difference(before, after)
     first, second = _parts(mha, metric), _parts(other, metric)
@@ -138,7 +138,7 @@ def _column(result: Result, metric: str) -> pd.Series[Any] | None:
     return samples[column] if column in samples and len(samples) else None
 
 
-def _scores(result: Result, metric: str) -> NDArray[np.float64] | None:
+def scores(result: Result, metric: str) -> NDArray[np.float64] | None:
     """Scores per document, None where the metric isn't their mean (perplexities, F1)."""
     column = _column(result, metric)
     if column is None or not pd.api.types.is_numeric_dtype(column):

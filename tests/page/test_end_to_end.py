@@ -1,0 +1,104 @@
+"""From a run of a tiny model to its page: texts found by lm-eval's own hashes, and commands that can be typed again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chai_eval.cli import main
+from chai_eval.cli.overrides import jobs_of
+from chai_eval.report.changed import changes, predictions
+from chai_eval.report.commands import command_of
+from chai_eval.report.pairs import pairs
+from chai_eval.report.records import Records, read_records
+from chai_eval.settings import Settings
+from tests.page.made import HARMFUL, documents
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    folder = tmp_path_factory.mktemp("run")
+    documents(folder / "data", 24)
+    given = ["model=tiny_llama_random", "task=piqa", f"data_dir={folder / 'data'}", "fidelity=3", "limit=24"]
+    assert main(["-m", *given, "method=chai,v_reuse", f"results_dir={folder / 'results'}"]) == 0
+    return read_records([folder / "results"], folder / "out")
+
+
+def test_answers_are_those_that_lm_eval_judged(records: Records) -> None:
+    labels = np.arange(24) % 2
+    for each in records.tasks:
+        for metric in ("acc", "acc_norm"):
+            found = predictions(each, metric)
+            assert found is not None
+            assert ((found == labels) == each.samples[metric].to_numpy(bool)).all()
+
+
+def test_the_text_of_a_changed_document_is_found_by_its_hash(records: Records) -> None:
+    left_out: list[str] = []
+    found = changes(pairs(records.tasks, left_out), 100)
+    assert not left_out
+    assert {each.label for each in found} == {"chai", "v_reuse"}
+    shown = [doc for each in found for doc in each.shown]
+    assert shown
+    for doc in shown:
+        assert doc.why is None
+        assert doc.question == f"{HARMFUL} goal {doc.doc_id}"
+        assert doc.choices == (f"one {doc.doc_id}", f"two <b>{doc.doc_id}</b>")
+        assert doc.gold == doc.doc_id % 2
+        assert doc.before != doc.after
+
+
+def test_text_that_is_not_what_was_scored_is_not_shown(records: Records, tmp_path: Path) -> None:
+    (data_dir,) = {each.record["config"]["data_dir"] for each in records.tasks}
+    file = Path(data_dir) / "piqa.jsonl"
+    before = file.read_text()
+    try:
+        file.write_text(before.replace("goal 1", "another goal 1"))
+        shown = [doc for each in changes(pairs(records.tasks, []), 100) for doc in each.shown]
+    finally:
+        file.write_text(before)
+    assert any(doc.question is None and "not the one that was scored" in str(doc.why) for doc in shown)
+    assert any(doc.question is not None for doc in shown)
+
+
+def test_typing_the_command_of_a_record_gives_its_settings(records: Records) -> None:
+    assert {each.place[2] for each in records.tasks} == {"mha", "chai", "v_reuse"}
+    for each in records.tasks:
+        config = each.record["config"]
+        assert again(command_of(config, each.place[1])) == {**config, "results_dir": "results"}
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["model=llama7b", "method=chai", "task=boolq"],
+        ["model=smollm2_mha", "method.probe_tokens=3", "method.clusters=[[9,17],[3,13]]", "task=piqa", "limit=7"],
+        ["model=smollm2", "method=kv_rank", "method.saving=0.3", "task=arc_easy", "dtype=bfloat16", "limit=null"],
+        [
+            "model=smollm2_mha",
+            "method=dejavu",
+            "method.selector=predictor",
+            "task=piqa",
+            "scoring=decode",
+            "fidelity=null",
+        ],
+        ["model=smollm2_mha", "method.with=[{name:dejavu,sparsity:0.1}]", "task=piqa", "num_fewshot=2"],
+        ["model=opt125m", "task=piqa", "system_instruction=a, b and 'c'", "apply_chat_template=true"],
+    ],
+)
+def test_the_command_of_settings_gives_them_again(typed: list[str]) -> None:
+    config = settings(typed).as_config()
+    assert again(command_of(config, config["task"])) == config
+
+
+def settings(typed: list[str]) -> Settings:
+    return jobs_of(typed, multirun=False)[0].settings
+
+
+def again(command: str) -> dict[str, object]:
+    python, option, package, *given = shlex.split(command)
+    assert (python, option, package) == ("python", "-m", "chai_eval")
+    return settings(given).as_config()
