@@ -43,17 +43,9 @@ def own_scores(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -
 
 @torch.no_grad()
 def check_agreement(model: PreTrainedModel) -> dict[int, Window | None]:
-    """Compare our multi-head attention with a model's own.
+    """Compare our multi-head attention with a model's own; return how far back each layer looks, by its number.
 
-    Returns
-    -------
-    dict of int to int, Chunk or None
-        How far back each layer looks.
-
-    Raises
-    ------
-    UnsupportedModel
-        Where logits differ, or the attention can't be taken over.
+    Raises UnsupportedModel where logits differ, or the attention can't be taken over.
     """
     attention_layers(model)
     kind, texts = model.config.model_type, _Texts.of(model)
@@ -88,14 +80,7 @@ def _names_a_window(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Texts:
-    """A long text, and a short one that goes on in two ways.
-
-    Attributes
-    ----------
-    long : Tensor [long], int64
-    short : Tensor [short], int64
-    branches : Tensor [2, branch], int64
-    """
+    """Tokens of a long text `[long]`, and of a short one `[short]` that goes on in two ways, `[2, branch]`; int64."""
 
     long: Tensor
     short: Tensor

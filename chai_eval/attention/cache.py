@@ -11,12 +11,7 @@ from chai_eval.attention.row_layer import RowLayer
 
 
 class ClusteredCache(Cache):
-    """transformers' cache with `RowLayer`s.
-
-    Parameters
-    ----------
-    layers : int
-    """
+    """transformers' cache with so many `RowLayer`s."""
 
     def __init__(self, layers: int) -> None:
         self.rows = [RowLayer() for _ in range(layers)]

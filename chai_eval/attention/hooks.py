@@ -61,11 +61,8 @@ class Hooks:
     def states(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Other queries, keys and values, before anything is scored or cached.
 
-        Parameters
-        ----------
-        query : Tensor [rows, heads, length, head_dim]
-        key, value : Tensor [rows, kv_heads, length, head_dim]
-            Other key and value heads may be given back, as many as divide the query heads.
+        Queries are `[rows, heads, length, head_dim]`, keys and values `[rows, kv_heads, length, head_dim]`; other key
+        and value heads may be given back, as many as divide the query heads.
         """
         return query, key, value
 
@@ -80,14 +77,8 @@ class Hooks:
         """The keys that each query may read, by both: `[rows, n, queries, keys]`, bool; None for all.
 
         Where heads share scores it is asked for representatives, after their probe; attention of a method's own does
-        not ask.
-
-        Parameters
-        ----------
-        query : Tensor [rows, n, queries, head_dim]
-            In columns `first` and after.
-        key : Tensor [rows, n or a divisor of it, keys, head_dim]
-            Of the whole rows, perhaps with free room behind.
+        not ask. Queries, `[rows, n, queries, head_dim]`, are in columns `first` and after; keys, `[rows, n or a divisor
+        of it, keys, head_dim]`, are those of the whole rows, perhaps with free room behind.
         """
         return None
 
@@ -112,12 +103,7 @@ class Hooks:
         return self.heads(call, out)
 
     def check_window(self, layer: int, window: Window | None) -> None:
-        """Refuse a layer that looks back no further than `window`, where that is too near.
-
-        Raises
-        ------
-        UnsupportedModel
-        """
+        """Refuse a layer that looks back no further than `window` where that is too near; raises UnsupportedModel."""
         if layer in self.plans:
             self.plans[layer].check_window(window)
 
@@ -195,13 +181,7 @@ class Composed(Hooks):
 
 @contextmanager
 def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterator[Takeover]:
-    """Run a model under a method's hooks while the context lasts.
-
-    Parameters
-    ----------
-    made_by : str
-        What caches are marked with, see `take_over`.
-    """
+    """Run a model under a method's hooks while the context lasts; `made_by` marks its caches, see `take_over`."""
 
     def computed(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return hooks.attend(call, Computed(*hooks.states(call, query, key, value)))

@@ -48,7 +48,6 @@ def take_over(
 
     Parameters
     ----------
-    model : PreTrainedModel
     attend : Attend
         Is given keys and values of the pass alone; where there is a cache, it stores them (see `layer.stored`).
     only_rows : bool
@@ -61,13 +60,9 @@ def take_over(
         Where a padded batch comes without `position_ids`, tokens have those of their own request: what is left of it
         does not count.
 
-    Raises
-    ------
-    UnsupportedModel
-        See `attention_layers`; or, in a forward pass, where the attention uses something we do not compute.
-    ValueError
-        Where another method is applied already; in a forward pass, for a cache that was filled without the method, or
-        an attention mask that is not `[batch, tokens]`.
+    Raises UnsupportedModel as `attention_layers` does, and in a forward pass where the attention uses something we do
+    not compute; ValueError where another method is applied already, and in a forward pass for a cache that was filled
+    without the method, or an attention mask that is not `[batch, tokens]`.
     """
     layers, stack = attention_layers(model), layer_stack(model)
     if getattr(stack, "_chai_eval_applied", False):
@@ -95,14 +90,9 @@ def take_over(
 
 
 class _Injection:
-    """What transformers calls while a model's attention is taken over.
+    """What transformers calls, by the name that it knows, while a model's attention is taken over.
 
-    Parameters
-    ----------
-    name : str
-        Under which it is known to transformers.
-    padded : callable
-        Makes the pass of an ordinary batch from what the model is called with.
+    `padded` makes the pass of an ordinary batch from what the model is called with.
     """
 
     def __init__(

@@ -23,21 +23,16 @@ FEW_QUERIES = 16
 
 
 def attend(plan: Plan | None, source: Source, view: View, store: RowLayer | None) -> Tensor:
-    """Attention of one layer in one forward pass.
+    """Attention of one layer in one forward pass: `[rows, heads, length, head_dim]`.
 
     Parameters
     ----------
     plan : Plan or None
         How heads share scores; None where every head has its own.
     source : Source
-        Queries, keys and values of the pass, `[rows, heads, length, head_dim]`.
-    view : View
+        Queries, keys and values of the pass.
     store : RowLayer or None
         The layer's cache, which keeps what the pass adds.
-
-    Returns
-    -------
-    Tensor [rows, heads, length, head_dim]
     """
     if plan is None:
         return full_attention(source.query(), *stored(store, source.key(), source.value(), view.rows), view)
@@ -138,27 +133,17 @@ def stored(store: RowLayer | None, key: Tensor, value: Tensor, rows: Rows) -> tu
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Causal attention of the probe tokens, every head by its own scores in float32 (step 1).
 
-    Parameters
-    ----------
-    query : Tensor [rows, heads, probe, head_dim]
-    key, value : Tensor [rows, kv_heads, probe, head_dim]
+    Queries are `[rows, heads, probe, head_dim]`, and so is what comes out; keys and values have `kv_heads`.
     """
     own = probe_probabilities(query, key, scaling)
     return torch.matmul(own.to(value.dtype), repeat_heads(value, query.shape[1]))
 
 
 def full_attention(query: Tensor, key: Tensor, value: Tensor, view: View) -> Tensor:
-    """Multi-head attention of every row, each head with its own scores.
+    """Multi-head attention of every row, each head with its own scores: `[rows, heads, length, head_dim]`, as queries.
 
-    Parameters
-    ----------
-    query : Tensor [rows, heads, length, head_dim]
-    key, value : Tensor [rows, kv_heads, keys, head_dim]
-        `keys` is `length`, or more where the pass goes on from a cache.
-
-    Returns
-    -------
-    Tensor [rows, heads, length, head_dim]
+    Keys and values are `[rows, kv_heads, keys, head_dim]`: `length` of them, or more where the pass goes on from a
+    cache.
     """
     heads, length, rows = query.shape[1], query.shape[2], view.rows
     view = view.choosing(query, key)
@@ -186,8 +171,8 @@ def shared_attention(
 ) -> Tensor:
     """Attention in which each head uses its representative's probabilities with its own values.
 
-    The probabilities of a cluster are computed once and shared; nothing of size heads × queries × keys is written for
-    more than a few queries.
+    It gives `[rows, heads, queries, head_dim]`. The probabilities of a cluster are computed once and shared; nothing of
+    size heads × queries × keys is written for more than a few queries.
 
     Parameters
     ----------
@@ -197,10 +182,6 @@ def shared_attention(
         Of `shared.key_heads`. There may be free room behind the keys that count; so in `value`.
     value : Tensor [rows, kv_heads, keys, head_dim]
         Of all heads; with `shared.share_value` of `shared.key_heads`.
-
-    Returns
-    -------
-    Tensor [rows, heads, queries, head_dim]
     """
     few, membership = query.shape[2] <= FEW_QUERIES, shared.membership
     if view.choose is not None:

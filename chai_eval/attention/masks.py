@@ -52,14 +52,7 @@ class LayerMask:
     """What layers are given in place of a mask tensor: how far back they look.
 
     A model that reads its mask, rather than handing it on, needs the tensor: whatever it does ends in a refusal.
-
-    Parameters
-    ----------
-    kind : str
-        The model's type, for messages.
-    window : int, Chunk or None
-    refusal : str or None
-        Why layers that are given this mask can't be computed; a model may make masks that no layer takes.
+    `refusal` says why layers that are given this mask can't be computed; a model may make masks that no layer takes.
     """
 
     __slots__ = ("kind", "refusal", "window")
@@ -93,21 +86,10 @@ class LayerMask:
 
 
 def layer_mask(kind: str, mask_function: Callable[..., Any], *, packed: bool) -> LayerMask:
-    """Read what a mask function lets a layer see.
+    """Read what a mask function, as `transformers.masking_utils` gives it to a mask interface, lets a layer see.
 
-    Parameters
-    ----------
-    kind : str
-        The model's type, for messages.
-    mask_function : callable
-        As `transformers.masking_utils` gives it to a mask interface.
-    packed : bool
-        The pass is one of packed rows, whose requests we tell apart ourselves.
-
-    Raises
-    ------
-    ValueError
-        For requests packed by their positions.
+    Where the pass is one of `packed` rows we tell their requests apart ourselves; ValueError for any others that are
+    packed by their positions.
     """
     windows: set[Window] = set()
     causal = False
@@ -138,11 +120,8 @@ def layer_mask(kind: str, mask_function: Callable[..., Any], *, packed: bool) ->
 def window_given(kind: str, mask: object) -> Window | None:
     """The window of a layer, from the mask that it was called with.
 
-    Raises
-    ------
-    UnsupportedModel
-        For anything but causal attention, perhaps within one window; for a mask that the model made by itself, or none
-        at all: what it hides is not known then.
+    Raises UnsupportedModel for anything but causal attention, perhaps within one window; for a mask that the model made
+    by itself, or none at all: what it hides is not known then.
     """
     if isinstance(mask, LayerMask):
         if mask.refusal is not None:

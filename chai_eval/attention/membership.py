@@ -20,9 +20,7 @@ Representative = Literal["first", "medoid"]
 
 @dataclass(frozen=True)
 class Membership:
-    """Clusters of the heads of one layer, for each row of a batch.
-
-    Clusters are numbered by their lowest head.
+    """Clusters of the heads of one layer, for each row of a batch, numbered by their lowest head.
 
     Attributes
     ----------
@@ -62,15 +60,9 @@ class Membership:
 
 
 def cosine_distance(features: Tensor) -> Tensor:
-    """d(i, j) = 1 - x_i · x_j / (|x_i| |x_j|), in float64.
+    """d(i, j) = 1 - x_i · x_j / (|x_i| |x_j|) of features `[rows, heads, n]`.
 
-    Parameters
-    ----------
-    features : Tensor [rows, heads, n]
-
-    Returns
-    -------
-    Tensor [rows, heads, heads], float64, zero on the diagonal, symmetric to the bit
+    It is `[rows, heads, heads]`, float64, zero on the diagonal, symmetric to the bit.
     """
     unit = torch.nn.functional.normalize(features.double(), dim=-1)
     half = torch.full((), 0.5, dtype=unit.dtype, device=unit.device)
@@ -84,17 +76,7 @@ def cosine_distance(features: Tensor) -> Tensor:
 def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     """Agglomerative clustering with average linkage of every row, down to a number of clusters, as `merge_order` says.
 
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads], float64
-        Symmetric, from 0 to 2.
-    clusters : int
-        1 to heads.
-
-    Returns
-    -------
-    Tensor [rows, heads], int64
-        For each head the lowest head of its cluster.
+    From distances `[rows, heads, heads]`, float64, to `[rows, heads]`, int64: for each head the lowest of its cluster.
     """
     rows, heads, _ = distance.shape
     first = np.arange(0, rows * heads, heads)
@@ -107,17 +89,9 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
 
 
 def partitions(distance: Tensor) -> Tensor:
-    """The clusters of `average_linkage` for each number of clusters.
+    """The clusters of `average_linkage` for each number of clusters: `[rows, heads, heads]`, int64.
 
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads], float64
-        Symmetric, from 0 to 2.
-
-    Returns
-    -------
-    Tensor [rows, heads, heads], int64
-        Entry (row, k - 1, head): the lowest head of the head's cluster when there are k.
+    Entry (row, k - 1, head) is the lowest head of the head's cluster when there are k.
     """
     rows, heads, _ = distance.shape
     found = [np.broadcast_to(np.arange(heads), (rows, heads))]
@@ -127,14 +101,9 @@ def partitions(distance: Tensor) -> Tensor:
 
 
 def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
-    """Membership with the first head of each cluster as its representative.
+    """Membership with the first head of each cluster as its representative, from `average_linkage`'s `[rows, heads]`.
 
-    Parameters
-    ----------
-    lowest : Tensor [rows, heads], int64
-        For each head the lowest head of its cluster, as `average_linkage` gives it.
-    clusters : int
-        Number of clusters in every row.
+    There are so many `clusters` in every row.
     """
     rows, heads = lowest.shape
     is_first = lowest == torch.arange(heads, device=lowest.device)
@@ -145,13 +114,7 @@ def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
 def medoids(distance: Tensor, membership: Membership) -> Tensor:
     """The member of each cluster with the smallest summed distance to the others; the lowest head among ties.
 
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads]
-
-    Returns
-    -------
-    Tensor [rows, clusters], int64
+    From distances `[rows, heads, heads]` to `[rows, clusters]`, int64.
     """
     same = membership.cluster[:, :, None] == membership.cluster[:, None, :]
     cost = (distance * same).sum(-1)  # [rows, heads]
@@ -162,21 +125,10 @@ def medoids(distance: Tensor, membership: Membership) -> Tensor:
 
 
 def membership_of(features: Tensor, clusters: int, representative: Representative = "first") -> Membership:
-    """Cluster the heads of every row by what they attend to.
+    """Cluster the heads of every row by what they attend to: by features `[rows, heads, n]`, see `probe_features`.
 
-    Parameters
-    ----------
-    features : Tensor [rows, heads, n]
-        Features of the probe, see `probe_features`.
-    clusters : int
-        Cluster count of the layer.
-    representative : "first" or "medoid"
-
-    Returns
-    -------
-    Membership
-        The partition of scikit-learn's `AgglomerativeClustering(metric="precomputed", linkage="average")` on the same
-        distances wherever no two of them tie.
+    The partition is that of scikit-learn's `AgglomerativeClustering(metric="precomputed", linkage="average")` on the
+    same distances wherever no two of them tie.
     """
     with torch.inference_mode():
         distance = cosine_distance(features.cpu())  # on the host, so that every device gives the same membership

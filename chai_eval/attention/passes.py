@@ -65,18 +65,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call of the model.
-
-    Attributes
-    ----------
-    index : int
-        Number of the layer, from 0.
-    module : nn.Module
-        The attention module.
-    view : View
-        What its queries see.
-    forward : ForwardPass
-    """
+    """One attention call of the model: of the layer's number, from 0, its module, and what its queries see."""
 
     index: int
     module: nn.Module
@@ -202,18 +191,9 @@ def _lacks_positions(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
 def adopt(cache: Cache, layers: int, made_by: str, probe_tokens: int) -> list[RowLayer]:
     """The row layers of a cache; an empty cache of another kind is given some.
 
-    Parameters
-    ----------
-    made_by : str
-        The method and settings that are applied.
-    probe_tokens : int
-        Tokens in which it finds its clusters.
-
-    Raises
-    ------
-    ValueError
-        Where the cache already holds tokens that were stored without the method, or under another, or is of a kind
-        that its layers can't take the place of.
+    They are marked with the method and settings that are applied, and the tokens in which it finds its clusters.
+    Raises ValueError where the cache already holds tokens that were stored without the method, or under another, or is
+    of a kind that its layers can't take the place of.
     """
     own = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, RowLayer)]
     if len(own) == layers:

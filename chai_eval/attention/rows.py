@@ -71,10 +71,7 @@ class Rows:
     def from_mask(cls, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> Rows:
         """Rows of an ordinary padded batch: one request a line of the batch.
 
-        Parameters
-        ----------
-        mask : Tensor [batch, tokens] or None
-            1 where a token is real, as in transformers' `attention_mask`; None where all are.
+        The mask, `[batch, tokens]`, is 1 where a token is real, as transformers' `attention_mask`; None where all are.
         """
         if mask is None:
             lengths = torch.full((batch,), tokens, dtype=torch.int64, device=device)
@@ -102,12 +99,8 @@ class Rows:
     ) -> Rows:
         """Rows of requests packed one after the other into a pass of shape `[1, tokens]`, without padding.
 
-        Parameters
-        ----------
-        contexts : sequence of int
-            Tokens in the context of each row, at least 1.
-        branches : sequence of sequences of int
-            Tokens in each branch of each row, in the order in which they follow the context; may be empty.
+        `contexts` says how many tokens each row has in its context, at least 1; `branches` how many in each branch, if
+        any, in the order in which they follow it.
         """
         totals = [context + sum(branch) for context, branch in zip(contexts, branches, strict=True)]
         length, tokens = max(totals), sum(totals)

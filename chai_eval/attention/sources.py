@@ -72,16 +72,9 @@ class Computed:
 
 @dataclass(frozen=True)
 class ModuleKind:
-    """How an attention module of a kind computes its states.
+    """How an attention module of a kind computes its states; `output` is the name of its output projection.
 
-    Attributes
-    ----------
-    output : str
-        Name of the output projection.
-    rotary : bool
-        Queries and keys have a rotary embedding.
-    scaled_query : bool
-        Queries are scaled before the product, which then has a scaling of 1.
+    A rotary embedding is of queries and keys; a `scaled_query` is scaled before the product, whose scaling is then 1.
     """
 
     output: str
@@ -112,13 +105,10 @@ def module_kind(module: nn.Module) -> ModuleKind | None:
 
 @dataclass(frozen=True)
 class Projected:
-    """States that are projected when they are asked for, and of the heads that are asked for.
+    """States that an attention module projects when they are asked for, of the heads that are asked for.
 
     Attributes
     ----------
-    module : nn.Module
-        The attention module.
-    kind : ModuleKind
     hidden : Tensor [rows, length, hidden_size]
     rotary : pair of Tensor [rows, length, head_dim], or None
         Cosine and sine of the positions.
@@ -190,13 +180,9 @@ class HeadProjection:
 
     @classmethod
     def of(cls, projection: nn.Linear, heads: Tensor, head_dim: int, *, each_row: bool = False) -> HeadProjection:
-        """Gather the weights of `heads`, `[rows, taken]`.
+        """Gather the weights of `heads`, `[rows, taken]`: of those that any row takes.
 
-        Parameters
-        ----------
-        each_row : bool
-            Gather the heads of each row beside each other, in place of those that any row takes: worth it for many
-            tokens.
+        With `each_row` those of each row beside each other, which is worth it for many tokens.
         """
         if heads.shape[0] == 1:
             taken, pick = heads[0], None

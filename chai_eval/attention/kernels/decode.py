@@ -24,8 +24,9 @@ HEADS = 8
 def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view: View, first: int) -> Tensor:
     """Output of every head for a few queries; of the representatives alone, where members share their values too.
 
-    Probabilities of the representatives are handed to every head: next to a head's values they are one number in
-    `head_dim`, so this costs nothing that can be felt, while values laid side by side would have to be copied.
+    It is `[rows, heads or clusters, queries, head_dim]`. Probabilities of the representatives are handed to every head:
+    next to a head's values they are one number in `head_dim`, so this costs nothing that can be felt, while values laid
+    side by side would have to be copied.
 
     Parameters
     ----------
@@ -34,10 +35,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
     key : Tensor [rows, kept, room, head_dim]
         With whatever free room the cache has behind the keys in use.
     value : Tensor [rows, kv_heads or kept, room, head_dim]
-
-    Returns
-    -------
-    Tensor [rows, heads or clusters, queries, head_dim]
     """
     count, queries, membership, slot = query.shape[0], query.shape[2], shared.membership, shared.slot
     keys = view.rows.key_columns(first + queries)
@@ -68,14 +65,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
 
 
 def softmax_of_seen(scores: Tensor, view: View, first: int, dtype: torch.dtype) -> Tensor:
-    """Probabilities of a few queries over the keys that they see, in the precision in which they meet values.
+    """Probabilities of a few queries over the keys that they see, in the precision in which they meet values (`dtype`).
 
-    Parameters
-    ----------
-    scores : Tensor [rows, n, queries, room]
-        Of queries in columns `first` and after, with whatever free room there is behind the keys in use. Overwritten.
-    dtype : torch.dtype
-        Of the values.
+    The scores, `[rows, n, queries, room]`, are those of queries in columns `first` and after, with whatever free room
+    there is behind the keys in use. They are overwritten.
     """
     queries, room = scores.shape[2], scores.shape[3]
     keys = view.rows.key_columns(first + queries)
@@ -90,20 +83,10 @@ def softmax_of_seen(scores: Tensor, view: View, first: int, dtype: torch.dtype) 
 
 
 def _by_slot(product: Callable[[Tensor, Tensor], Tensor], asking: Tensor, kept: Tensor, slot: Tensor) -> Tensor:
-    """Products of each representative with the kept head that is its own.
+    """Products of each representative with the kept head that is its own (by `slot`): `[rows, clusters, queries, ...]`.
 
     Every representative meets every kept head, and the right one is taken: what is kept is read once, and not copied.
-
-    Parameters
-    ----------
-    product : function of Tensor [n, queries, ...] and Tensor [n, keys, head_dim]
-    asking : Tensor [rows, clusters, queries, ...]
-    kept : Tensor [rows, kept, keys, head_dim]
-    slot : Tensor [rows, clusters], int64
-
-    Returns
-    -------
-    Tensor [rows, clusters, queries, ...]
+    Asking is `[rows, clusters, queries, ...]`, what is kept `[rows, kept, keys, head_dim]`, `slot` `[rows, clusters]`.
     """
     count, clusters, queries, _ = asking.shape
     heads = kept.shape[1]
@@ -139,14 +122,7 @@ def cpu_multiplies(dtype: torch.dtype) -> bool:
 def with_keys(query: Tensor, key: Tensor) -> Tensor:
     """Products of queries and keys, in float32 where the device does not multiply their precision.
 
-    Parameters
-    ----------
-    query : Tensor [n, queries, head_dim]
-    key : Tensor [n, keys, head_dim]
-
-    Returns
-    -------
-    Tensor [n, queries, keys]
+    From `[n, queries, head_dim]` and `[n, keys, head_dim]` to `[n, queries, keys]`.
     """
     if multiplies(key.dtype, key.device):
         return _transposed_product(query, key)
@@ -160,14 +136,7 @@ def with_keys(query: Tensor, key: Tensor) -> Tensor:
 def with_values(probabilities: Tensor, value: Tensor) -> Tensor:
     """Values weighted by probabilities, in float32 where the device does not multiply their precision.
 
-    Parameters
-    ----------
-    probabilities : Tensor [n, queries, keys]
-    value : Tensor [n, keys, head_dim]
-
-    Returns
-    -------
-    Tensor [n, queries, head_dim]
+    From `[n, queries, keys]` and `[n, keys, head_dim]` to `[n, queries, head_dim]`.
     """
     if multiplies(value.dtype, value.device):
         return torch.bmm(probabilities, value)
