@@ -141,7 +141,7 @@ def methods(choices: Choices, probe_tokens: int) -> list[Method]:
 
 
 def description(choices: Choices, measured: Sequence[float], rule: str) -> dict[str, Any]:
-    """The presets as `calibration.json` has them, with the divergence of each of the `methods` on text not seen before."""
+    """The presets as `calibration.json` has them, with the divergence of each of the `methods` on unseen text."""
     described = {key: each.description(kl) for (key, each), kl in zip(choices.items(), measured, strict=True)}
     return {
         preset: {**described[preset, CHAI], "output_aware": described[preset, OUTPUT_AWARE], "rule": rule}
