@@ -32,13 +32,9 @@ class Hooks:
     In a layer they come in this order: `states`, `keys`, then attention (with shared scores, or the method's own), in
     which queries meet keys under `reads`, and `heads`.
 
-    Parameters
-    ----------
-    plans : mapping of int to Plan
-        Layers in which heads share scores, by number.
-    prefill : "auto", "two_step" or "one_pass"
-        Whether the tokens after the probe are projected for representatives only, in a second step; "auto" does so
-        where it pays. Results are the same up to rounding.
+    `plans` are for layers in which heads share scores, by number. With `prefill` "two_step" the tokens after the probe
+    are projected for representatives only, in a second step, which "auto" does where it pays; "one_pass" never. Results
+    are the same up to rounding.
     """
 
     # What becomes of a key depends on its position, not on its distance from queries alone.
@@ -95,7 +91,7 @@ class Hooks:
         chosen = self.keys(call, source)
         if chosen is not None:
             call = replace(call, view=replace(call.view, chosen=chosen))
-        if self.has_reads:
+        if self.changes("reads"):
             call = replace(call, view=replace(call.view, choose=partial(self.reads, call)))
         out = self.attention(call, source)
         if out is None:
@@ -107,25 +103,9 @@ class Hooks:
         if layer in self.plans:
             self.plans[layer].check_window(window)
 
-    @property
-    def computes_states(self) -> bool:
-        """`states` needs all heads of what the model computes."""
-        return type(self).states is not Hooks.states
-
-    @property
-    def chooses_keys(self) -> bool:
-        """Some queries may read some keys only."""
-        return type(self).keys is not Hooks.keys
-
-    @property
-    def has_attention(self) -> bool:
-        """Some layers may have attention of the method's own."""
-        return type(self).attention is not Hooks.attention
-
-    @property
-    def has_reads(self) -> bool:
-        """Which keys a query reads may depend on both."""
-        return type(self).reads is not Hooks.reads
+    def changes(self, hook: Literal["states", "keys", "reads", "attention"]) -> bool:
+        """Whether a hook may change anything."""
+        return getattr(type(self), hook) is not getattr(Hooks, hook)
 
 
 class Composed(Hooks):
@@ -170,13 +150,8 @@ class Composed(Hooks):
         for part in self.parts:
             part.check_window(layer, window)
 
-    @property
-    def computes_states(self) -> bool:
-        return any(part.computes_states for part in self.parts)
-
-    @property
-    def has_reads(self) -> bool:
-        return any(part.has_reads for part in self.parts)
+    def changes(self, hook: Literal["states", "keys", "reads", "attention"]) -> bool:
+        return any(part.changes(hook) for part in self.parts)
 
 
 @contextmanager
@@ -191,7 +166,7 @@ def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterato
         take_over(model, computed, made_by=made_by, probe_tokens=probe, own_positions=hooks.by_position) as handle,
         ExitStack() as stack,
     ):
-        if not hooks.computes_states:
+        if not hooks.changes("states"):  # which needs all heads of what the model computes
             for index, module in attention_layers(model).items():
                 kind = module_kind(module) if index in hooks.plans.keys() | hooks.narrow else None
                 if kind is not None:

@@ -39,7 +39,8 @@ def attend(plan: Plan | None, source: Source, view: View, store: RowLayer | None
     plan.check_window(view.window)
     shared = None if store is None else store.shared
     if shared is None and isinstance(plan, FixedPlan):
-        shared = _share(plan, plan.membership.on(source.device).expand(view.rows.count), source)
+        membership = plan.membership.changed(lambda each: each.to(source.device).expand(view.rows.count, -1))
+        shared = _share(plan, membership, source)
     if shared is not None:
         return _after_probe(shared, source, view, store)
     assert isinstance(plan, ProbePlan)
@@ -183,18 +184,16 @@ def shared_attention(
     value : Tensor [rows, kv_heads, keys, head_dim]
         Of all heads; with `shared.share_value` of `shared.key_heads`.
     """
-    few, membership = query.shape[2] <= FEW_QUERIES, shared.membership
+    membership = shared.membership
     if view.choose is not None:
         view = view.choosing(query, heads_of(key, shared.slot), first)
-    if not few:
-        key = heads_of(key, shared.slot)
-    if not shared.share_value:
-        if few:
-            return decode.attend(query, key, value, shared, view, first)
-        return prefill.attend(query, key, value, membership, view, first)
-    if few:
+    if query.shape[2] <= FEW_QUERIES:
         out = decode.attend(query, key, value, shared, view, first)
-    else:
+    elif shared.share_value:
         alone = Membership.every_head(len(query), membership.clusters, value.device)
-        out = prefill.attend(query, key, heads_of(value, shared.slot), alone, view, first)
-    return heads_of(out, membership.cluster)  # a member's output is its representative's
+        key, value = heads_of(key, shared.slot), heads_of(value, shared.slot)
+        out = prefill.attend(query, key, value, alone, view, first)
+    else:
+        out = prefill.attend(query, heads_of(key, shared.slot), value, membership, view, first)
+    # A member whose value is shared has its representative's output.
+    return heads_of(out, membership.cluster) if shared.share_value else out

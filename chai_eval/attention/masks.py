@@ -39,10 +39,7 @@ def width(window: Window) -> int:
 
 
 def within(window: Window, query: Tensor, key: Tensor) -> Tensor:
-    """Whether keys are near enough to be seen, by positions that broadcast against each other; bool.
-
-    Causality is another matter.
-    """
+    """Whether keys are near enough to be seen (causality aside), by positions that broadcast to each other; bool."""
     if isinstance(window, Chunk):
         return query // window.size == key // window.size
     return query - key < window

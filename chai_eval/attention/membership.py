@@ -5,6 +5,7 @@ Steps 3 and 4 of the design (docs/design.md, section 3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -22,12 +23,8 @@ Representative = Literal["first", "medoid"]
 class Membership:
     """Clusters of the heads of one layer, for each row of a batch, numbered by their lowest head.
 
-    Attributes
-    ----------
-    cluster : Tensor [rows, heads], int64
-        The cluster each head belongs to.
-    representative : Tensor [rows, clusters], int64
-        The head whose queries and keys stand in for the cluster.
+    `cluster`, `[rows, heads]`, is the one that each head belongs to; `representative`, `[rows, clusters]`, the head
+    whose queries and keys stand in for the cluster; both int64.
     """
 
     cluster: Tensor
@@ -50,13 +47,9 @@ class Membership:
         number = torch.arange(heads, device=device).expand(rows, -1)
         return cls(number, number)
 
-    def on(self, device: torch.device) -> Membership:
-        """The same on another device."""
-        return Membership(self.cluster.to(device), self.representative.to(device))
-
-    def expand(self, rows: int) -> Membership:
-        """The one membership (of one row) for every one of `rows` rows."""
-        return Membership(self.cluster.expand(rows, -1), self.representative.expand(rows, -1))
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Membership:
+        """The same with both tensors moved to another device, or for other rows."""
+        return Membership(change(self.cluster), change(self.representative))
 
 
 def cosine_distance(features: Tensor) -> Tensor:
@@ -101,10 +94,7 @@ def partitions(distance: Tensor) -> Tensor:
 
 
 def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
-    """Membership with the first head of each cluster as its representative, from `average_linkage`'s `[rows, heads]`.
-
-    There are so many `clusters` in every row.
-    """
+    """The membership in `clusters` clusters that `average_linkage` gave, their first heads the representatives."""
     rows, heads = lowest.shape
     is_first = lowest == torch.arange(heads, device=lowest.device)
     number = is_first.cumsum(1) - 1
@@ -135,4 +125,4 @@ def membership_of(features: Tensor, clusters: int, representative: Representativ
         found = membership_from_labels(average_linkage(distance, clusters), clusters)
         representatives = medoids(distance, found) if representative == "medoid" else found.representative
     # Copies are ordinary tensors again, which may take part in what is differentiated.
-    return Membership(*(each.to(features.device, copy=True) for each in (found.cluster, representatives)))
+    return Membership(found.cluster, representatives).changed(lambda each: each.to(features.device, copy=True))

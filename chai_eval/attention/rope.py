@@ -60,12 +60,9 @@ def rotary_lengths(model: nn.Module) -> RotaryLengths:
 class Rotations:
     """The rotations that positions 0 to n - 1 put on queries and keys: x becomes cos ∘ x + sin ∘ (turn x).
 
-    Attributes
-    ----------
-    cos, sin : Tensor [positions, head_dim], float64
-        Without the factor by which some types scale both.
-    turn : Tensor [head_dim, head_dim], float64
-        By a right angle; zero for dimensions that are not rotated, whose cos is 1.
+    Cosine and sine, `[positions, head_dim]`, are without the factor by which some types scale both; the turn,
+    `[head_dim, head_dim]`, is by a right angle, and zero for dimensions that are not rotated, whose cos is 1. All
+    float64.
     """
 
     cos: Tensor

@@ -90,7 +90,6 @@ class RowLayer(CacheLayerMixin):
         """
         if not self.in_use:
             raise ValueError("cache: filled under a method that is no longer applied; allowed: only under that method")
-        self.lazy_initialization(key_states, value_states)
         self.count(key_states.shape[-2])
         return key_states, value_states
 

@@ -94,9 +94,7 @@ class Rows:
         return cls(index, place, lengths, None, None, batch, tokens, length)
 
     @classmethod
-    def packed(
-        cls, contexts: Sequence[int], branches: Sequence[Sequence[int]], device: torch.device | str = "cpu"
-    ) -> Rows:
+    def packed(cls, contexts: Sequence[int], branches: Sequence[Sequence[int]]) -> Rows:
         """Rows of requests packed one after the other into a pass of shape `[1, tokens]`, without padding.
 
         `contexts` says how many tokens each row has in its context, at least 1; `branches` how many in each branch, if
@@ -120,16 +118,8 @@ class Rows:
                 column += size
             start += total
         branched = any(len(branch) > 1 for branch in branches)
-        return cls(
-            index.to(device),
-            place.to(device),
-            torch.tensor(totals, device=device),
-            number.to(device) if branched else None,
-            position.to(device) if branched else None,
-            1,
-            tokens,
-            length,
-        )
+        of_branch, at = (number, position) if branched else (None, None)
+        return cls(index, place, torch.tensor(totals), of_branch, at, 1, tokens, length)
 
     def to(self, device: torch.device) -> Rows:
         """The same rows with their tensors on `device`."""

@@ -98,9 +98,8 @@ class SharedHeads:
 
     def for_rows(self, change: Callable[[Tensor], Tensor]) -> SharedHeads:
         """The same for rows that were reordered, repeated or selected."""
-        membership = Membership(change(self.membership.cluster), change(self.membership.representative))
         slot = None if self.slot is None else change(self.slot)
-        return SharedHeads(membership, change(self.key_heads), slot, self.share_value)
+        return SharedHeads(self.membership.changed(change), change(self.key_heads), slot, self.share_value)
 
 
 def heads_of(states: Tensor, heads: Tensor | None) -> Tensor:

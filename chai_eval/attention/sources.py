@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,30 +18,6 @@ from torch import Tensor, nn
 from chai_eval.attention.sharing import heads_of
 
 EVERY_COLUMN = slice(None)
-
-
-class Source(Protocol):
-    """Queries, keys and values of a pass, `[rows, heads, columns, head_dim]`, of some heads and columns or of all.
-
-    Heads are given per row, `[rows, taken]`, int64.
-    """
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads of the layer."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the states are."""
-
-    def query(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
-        """Queries, scaled where the model scales them before the product."""
-
-    def key(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
-        """Keys, after their rotary embedding where there is one; so are queries."""
-
-    def value(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
-        """Values."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +30,16 @@ class Computed:
 
     @property
     def kv_heads(self) -> int:
+        """Key and value heads of the layer."""
         return self.keys.shape[1]
 
     @property
     def device(self) -> torch.device:
+        """Where the states are."""
         return self.keys.device
 
     def query(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
+        """Queries, scaled where the model scales them before the product; after a rotary embedding, as keys are."""
         return heads_of(self.queries[:, :, columns], heads)
 
     def key(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
@@ -105,7 +84,7 @@ def module_kind(module: nn.Module) -> ModuleKind | None:
 
 @dataclass(frozen=True)
 class Projected:
-    """States that an attention module projects when they are asked for, of the heads that are asked for.
+    """States that an attention module projects when they are asked for, of those that are asked for, as `Computed`.
 
     Attributes
     ----------
@@ -159,6 +138,11 @@ class Projected:
         return rotate(states, states[:, :0], cos, sin)[0]
 
 
+# Queries, keys and values of a pass, `[rows, heads, columns, head_dim]`, of some columns and of the heads that each row
+# names, `[rows, taken]`, or of all.
+Source = Computed | Projected
+
+
 @dataclass(frozen=True)
 class HeadProjection:
     """Some heads of a projection, other ones in every row.
@@ -167,10 +151,8 @@ class HeadProjection:
     ----------
     weight : Tensor [taken * head_dim, hidden_size], or [rows, taken * head_dim, hidden_size]
         Of the heads that any row takes; or of each row's own.
-    bias : Tensor or None
     pick : Tensor [rows, taken], int64, or None
         Where each row finds its heads among those of `weight`; None where they are all its own.
-    head_dim : int
     """
 
     weight: Tensor

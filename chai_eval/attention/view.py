@@ -27,7 +27,6 @@ class View:
 
     Attributes
     ----------
-    rows : Rows
     scaling : float
         Factor of the products of queries and keys.
     window : int, Chunk or None

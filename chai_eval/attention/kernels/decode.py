@@ -42,19 +42,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
         key, value = key[:, :, :keys], value[:, :, :keys]
     room = value.shape[2]
     query = query * view.scaling
-    if slot is None:
-        scores = with_keys(query.flatten(0, 1), key.flatten(0, 1)).view(count, -1, queries, room)
-    else:
-        scores = _by_slot(with_keys, query, key, slot)
-    probabilities = softmax_of_seen(scores, view, first, value.dtype)
+    probabilities = softmax_of_seen(_by_slot(with_keys, query, key, slot), view, first, value.dtype)
     if shared.share_value:
-        if slot is None:
-            out = with_values(probabilities.flatten(0, 1), value.flatten(0, 1)).view(
-                count, -1, queries, value.shape[-1]
-            )
-        else:
-            out = _by_slot(with_values, probabilities, value, slot)
-        return out.to(value.dtype)
+        return _by_slot(with_values, probabilities, value, slot).to(value.dtype)
     heads, kv_heads = membership.cluster.shape[1], value.shape[1]
     # Heads are taken whole: a gather by elements would take longer than all else but the products.
     of_head = probabilities.flatten(0, 1).index_select(0, membership.flat)
@@ -82,12 +72,15 @@ def softmax_of_seen(scores: Tensor, view: View, first: int, dtype: torch.dtype) 
     return scores.softmax(-1, dtype=torch.float32).to(dtype if multiplies(dtype, scores.device) else torch.float32)
 
 
-def _by_slot(product: Callable[[Tensor, Tensor], Tensor], asking: Tensor, kept: Tensor, slot: Tensor) -> Tensor:
+def _by_slot(product: Callable[[Tensor, Tensor], Tensor], asking: Tensor, kept: Tensor, slot: Tensor | None) -> Tensor:
     """Products of each representative with the kept head that is its own (by `slot`): `[rows, clusters, queries, ...]`.
 
     Every representative meets every kept head, and the right one is taken: what is kept is read once, and not copied.
-    Asking is `[rows, clusters, queries, ...]`, what is kept `[rows, kept, keys, head_dim]`, `slot` `[rows, clusters]`.
+    Asking is `[rows, clusters, queries, ...]`, what is kept `[rows, kept, keys, head_dim]`, `slot` `[rows, clusters]`,
+    or None where they correspond one to one.
     """
+    if slot is None:
+        return product(asking.flatten(0, 1), kept.flatten(0, 1)).view(*asking.shape[:3], -1)
     count, clusters, queries, _ = asking.shape
     heads = kept.shape[1]
     everyone = asking.flatten(1, 2)[:, None].expand(-1, heads, -1, -1)

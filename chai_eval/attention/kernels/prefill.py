@@ -23,10 +23,7 @@ BLOCK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class SameSize:
-    """All clusters of one size m, over all rows: they can be computed in one batched product.
-
-    Row and cluster are `[n]`, int64; the members, in order, `[n, m]`.
-    """
+    """All clusters of one size m, over all rows, `[n]`, and their members in order, `[n, m]`: one batched product."""
 
     row: Tensor
     cluster: Tensor
