@@ -123,12 +123,7 @@ class AnalysisSettings(OfflineSettings):
 
 
 def check_tokens(tokens: int, model: PreTrainedModel) -> None:
-    """Refuse samples that are longer than the model reads.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Refuse samples that are longer than the model reads, by a SettingError."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and tokens > longest:
         raise SettingError(f"tokens: {tokens} given; allowed: 8 to {longest}, the longest this model reads")

@@ -77,17 +77,9 @@ def fidelities(
 ) -> dict[str, Fidelity]:
     """Compare methods with plain attention on the same tokens, which it reads once for all of them.
 
-    Parameters
-    ----------
-    runner : Runner
-        Unless it says how many tokens a pass has, they are as many as have `LOGITS_BYTES` of logits.
-    methods : mapping of any name to Method
-    texts : iterable of str
-        Documents, cut into sequences that follow each other.
-    tokens : int
-        Length of a sequence, BOS included.
-    sequences : int or None
-        How many to compare; None for all there are.
+    Texts are cut into sequences of `tokens` tokens, BOS included, that follow each other; `sequences` of them are
+    compared, None for all there are. Unless the runner says how many tokens a pass has, they are as many as have
+    `LOGITS_BYTES` of logits.
 
     SettingError where there is no text, or a method does not fit the model; RunError for logits that are not finite.
     """
@@ -111,10 +103,7 @@ def read_sequences(
 ) -> Iterator[Tokens]:
     """The first `count` sequences of `tokens` tokens, BOS included, of texts; all there are for None.
 
-    Raises
-    ------
-    SettingError
-        Where there is none.
+    SettingError where there is none.
     """
     # A sequence that is too short to predict anything tells nothing.
     read = (each for each in cut(texts, tokenizer, tokens) if len(each) > 1)
