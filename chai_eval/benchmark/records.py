@@ -24,7 +24,7 @@ from chai_eval.measure.statistics import Ratio
 # that stands in the README.
 OWN, PUBLISHED = Path("results/benchmarks"), Path("results/records/benchmarks")
 # Those that leave rows, in the order of tables.
-WITH_ROWS = ("decode", "prefill", "cache_bytes", "membership", "scoring", "model")
+WITH_ROWS = ("decode", "prefill", "low_rank", "cache_bytes", "membership", "scoring", "model")
 
 
 @dataclass(frozen=True)
