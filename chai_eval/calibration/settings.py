@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.errors import SettingError
-from chai_eval.schema import SETTINGS, Count, Flag, Folder, Text, Whole, group, record, setting
+from chai_eval.schema import SETTINGS, TEXTS, Count, Flag, Folder, Text, Whole, group, record, setting
 from chai_eval.settings import ModelSettings, parse_model
 
 if TYPE_CHECKING:
@@ -37,11 +37,7 @@ class OfflineSettings:
     """What calibration and analysis are both told."""
 
     model: Annotated[ModelSettings, group(parse_model)]
-    text: Text = setting(
-        "auto",
-        "c4 (from the hub), passages (SQuAD and SciQ, no hub), auto (c4 where the hub answers), or a file: plain text, "
-        "JSON lines",
-    )
+    text: Text = setting("auto", TEXTS)
     samples: Count = setting(1024, "samples of text")
     tokens: Annotated[int, Field(strict=True, ge=8)] = setting(256, "tokens of each sample")
     seed: Whole = setting(1234, "order of the text, and everything that is drawn")

@@ -16,7 +16,7 @@ from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from chai_eval.data.text import cut
+from chai_eval.data.text import Document, cut
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
@@ -70,7 +70,7 @@ class Fidelity:
 def fidelities(
     runner: Runner,
     methods: Mapping[str, Method],
-    texts: Iterable[str],
+    texts: Iterable[Document],
     *,
     tokens: int = 512,
     sequences: int | None = None,
@@ -99,7 +99,11 @@ def fidelities(
 
 
 def read_sequences(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], tokens: int, count: int | None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[Document],
+    tokens: int,
+    count: int | None,
 ) -> Iterator[Tokens]:
     """The first `count` sequences of `tokens` tokens, BOS included, of texts; all there are for None.
 
