@@ -112,6 +112,12 @@ class AnalysisSettings(OfflineSettings):
     counts: Annotated[Any, AfterValidator(_counts)] = setting(
         None, "cluster counts whose membership is followed: a preset or a list; null for each layer's elbow"
     )
+    drift: Flag = setting(
+        False,
+        "true follows, over windows further on in each sample, how far their clusters agree with those of the first "
+        "tokens",
+    )
+    window: Count | None = setting(None, "tokens of such a window; null for as many as the probe has")
     figures: Flag | None = setting(
         None, "draw figures as well as writing the data: true, false; null where matplotlib is installed"
     )
