@@ -117,6 +117,17 @@ def size_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "rank", "size"])
 
 
+def cluster_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFrame:
+    """The clusters of the first sample by a probe, a row each: `layer`, `representative`, `heads` (`0 3 5`)."""
+    rows = []
+    for layer, lowest in enumerate(membership):
+        at = lowest[0, min(probe_tokens, lowest.shape[1]) - 1].tolist()
+        for first in sorted(set(at)):
+            heads = " ".join(str(head) for head, lowest_head in enumerate(at) if lowest_head == first)
+            rows.append((layer, first, heads))
+    return pd.DataFrame(rows, columns=["layer", "representative", "heads"])
+
+
 def _pearson(rows: Tensor) -> Tensor:
     centred = rows - rows.mean(-1, keepdim=True)
     unit = torch.nn.functional.normalize(centred, dim=-1)
