@@ -116,7 +116,7 @@ def _scores(model: str, method: str, found: Sequence[Pair]) -> tuple[str, ...]:
     if pooled is None:
         return ()
     lost = pooled.difference
-    p = f", exact McNemar p {p_text(pooled.p)}" if pooled.p is not None else ""
+    p = f", exact McNemar p {p_text(pooled.difference.p)}" if pooled.difference.p is not None else ""
     said = (
         f"In scores, {pooled.label} changes plain attention's by {lost.points:+.2f} points over {pooled.documents} "
         f"documents of {pooled.tasks} tasks ({lost.low:+.2f} to {lost.high:+.2f}, 95 %{p}): "

@@ -60,7 +60,9 @@ def _quality(model: str, method: str, found: Sequence[Pair]) -> Fact:
     lost, worst = pooled.difference, worst_task(model, pooled.label, found)
     says = (
         f"{pooled.label}, {pooled.documents} documents of {pooled.tasks} tasks: 95 % interval {lost.low:+.1f} to "
-        f"{lost.high:+.1f} points" + (f", exact McNemar p {p_text(pooled.p)}" if pooled.p is not None else "") + "."
+        f"{lost.high:+.1f} points"
+        + (f", exact McNemar p {p_text(pooled.difference.p)}" if pooled.difference.p is not None else "")
+        + "."
     )
     if worst is not None and worst.row.difference is not None:
         says += f" Worst: {worst.task} {worst.row.difference.points:+.1f}."

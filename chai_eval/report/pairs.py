@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from statsmodels.stats.contingency_tables import mcnemar
 
 from chai_eval.errors import RunError
 from chai_eval.report.records import TaskResult
-from chai_eval.report.rows import brief, row, scores
+from chai_eval.report.rows import brief, measured_in, row
 from chai_eval.report.tables import Row
 from chai_eval.scoring.tasks import primary_metric
 from chai_eval.task_settings import told
@@ -66,21 +65,8 @@ class Pair:
     @cached_property
     def right(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """Scores of plain attention and of the method, [documents] each; None where the metric isn't their mean."""
-        before, after = scores(self.baseline, self.row.metric), scores(self.result, self.row.metric)
+        before, after = (measured_in(each, self.row.metric).scores for each in (self.baseline, self.result))
         return None if before is None or after is None else (before, after)
-
-    @cached_property
-    def p(self) -> float | None:
-        """Exact McNemar p, two-sided; None where documents are not right or wrong."""
-        return None if self.right is None else exact_p(*self.right)
-
-
-def exact_p(before: NDArray[np.float64], after: NDArray[np.float64]) -> float | None:
-    """Exact McNemar p of scores of the same documents, two-sided; None where one is neither 0 nor 1."""
-    if not np.isin(np.concatenate([before, after]), (0.0, 1.0)).all():
-        return None
-    table = [[int(((before == b) & (after == a)).sum()) for a in (1, 0)] for b in (1, 0)]
-    return float(mcnemar(table, exact=True).pvalue)
 
 
 def pairs(results: Sequence[TaskResult], left_out: list[str]) -> list[Pair]:

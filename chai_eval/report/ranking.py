@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from statsmodels.stats.weightstats import DescrStatsW
 
-from chai_eval.report.pairs import Pair, exact_p
+from chai_eval.report.pairs import Pair
 from chai_eval.report.records import Stored
 from chai_eval.report.statistics import Difference, paired_difference
 
@@ -61,7 +61,6 @@ class Pooled:
     tasks: int
     documents: int
     difference: Difference
-    p: float | None
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,6 @@ def pool(found: Sequence[Pair]) -> list[Pooled]:
         pooled.append(
             Pooled(
                 label, None if held is None else 1 - held, len(both), before.size, paired_difference(before, after),
-                exact_p(before, after),
             )
         )  # fmt: skip
     return pooled

@@ -52,7 +52,7 @@ def _score_line(pair: Pair) -> dict[str, Any]:
     return {
         "model": pair.model, "method": pair.label, "task": pair.task, "metric": row.metric, "n": row.n,
         "mha": row.mha, "score": row.method, "difference": lost and lost.points, "low": lost and lost.low,
-        "high": lost and lost.high, "p": pair.p, "kl": row.divergence, "same_token": row.agreement,
+        "high": lost and lost.high, "p": lost and lost.p, "kl": row.divergence, "same_token": row.agreement,
         "held": pair.share("held"), "read": pair.share("read"), "paper": paper, "verdict": said,
         "percent": row.percent, "key": pair.result.record["key"],
     }  # fmt: skip
@@ -86,7 +86,7 @@ def pooled_table(found: Sequence[Pair]) -> Table:
             lines.append(
                 {
                     "model": model, "method": each.label, "tasks": each.tasks, "n": each.documents,
-                    "difference": lost.points, "low": lost.low, "high": lost.high, "p": each.p, "held": held,
+                    "difference": lost.points, "low": lost.low, "high": lost.high, "p": lost.p, "held": held,
                 }
             )  # fmt: skip
     columns = [
