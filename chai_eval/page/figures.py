@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from chai_eval.calibration.figures import change_figure
+from chai_eval.calibration.figures import change_figure, drift_figure
 from chai_eval.frontier.figure import COLOURS, MARKERS
 from chai_eval.report.pairs import Pair
 from chai_eval.report.ranking import pool, task_losses
@@ -45,8 +45,7 @@ def draw_all(records: Records, found: Sequence[Pair], command: str) -> list[Draw
         drawn.append(_differences(model, own, command))
         drawn += _sweeps(model, own, command)
         drawn += _by_saving(model, own, command)
-    drawn += [_changes(each) for each in records.analyses if len(each.tables["membership_changes"])]
-    return drawn
+    return drawn + [one for each in records.analyses for one in _membership(each)]
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -186,12 +185,16 @@ def _by_saving(model: str, found: Sequence[Pair], command: str) -> list[Drawn]:
     return [Drawn(f"saving-{model}", model, "Loss over saving, on tasks", caption, command, figure)]
 
 
-def _changes(analysis: Stored) -> Drawn:
-    model = analysis.content["model"]["name"]
-    made = analysis.content["provenance"]
-    caption = (
-        f"How membership settles on {model} as more tokens are probed, {made['samples']} samples of {made['text']}: a "
-        "grey line a layer, means in colour."
-    )
-    figure = change_figure(analysis.tables["membership_changes"])
-    return Drawn(f"membership-{model}", model, "Membership over probe tokens", caption, made["command"], figure)
+def _membership(analysis: Stored) -> list[Drawn]:
+    """How clusters settle over the first tokens, and drift further on, where an analysis has followed them."""
+    model, made = analysis.content["model"]["name"], analysis.content["provenance"]
+    about = f"{model}, {made['samples']} samples of {made['text']}"
+    kinds = {
+        "membership_changes": ("Membership over probe tokens", "settles as more tokens are probed", change_figure),
+        "cluster_drift": ("Clusters over a text", "agrees with that of windows further on in a text", drift_figure),
+    }
+    return [
+        Drawn(f"{name}-{model}", model, title, f"How membership {says}: {about}.", made["command"], draw(table))
+        for name, (title, says, draw) in kinds.items()
+        if (table := analysis.tables.get(name)) is not None and len(table)
+    ]

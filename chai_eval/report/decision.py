@@ -47,34 +47,42 @@ def decide(model: str, saving: float, records: Records, found: Sequence[Pair], h
     ranked_names = [each.loss.method for each in ranked.places] if ranked else []
     asked = next((each for each in (ASKED, *names, *ranked_names) if each in (*names, *ranked_names)), ASKED)
     four = tuple(facts(model, asked, records, found, heads))
-    share = f"{100 * saving:.0f} % of the K,V bytes saved or more"
+    share = f"{100 * saving:.0f} % of the K,V bytes saved"
     if ranked is None:
         said = f"No record compares methods on {model} at {share}."
         return Decision(model, asked, saving, "Not decided", said, _scores(model, asked, found), None, four)
-    answer, headline = _answer(asked, ranked, share)
-    sentences = (_order(ranked, share), _told(ranked), *_scores(model, asked, found), *_beside(asked, ranked, found))
+    answer, headline, why = _answer(asked, ranked, share)
+    scores = (*_scores(model, asked, found), *_beside(asked, ranked, found))
+    sentences = (why, f"{_order(ranked)} {_told(ranked)}", *scores)
     return Decision(model, asked, saving, answer, headline, sentences, ranked, four)
 
 
-def _answer(asked: str, ranked: Ranking, share: str) -> tuple[str, str]:
+def _answer(asked: str, ranked: Ranking, share: str) -> tuple[str, str, str]:
+    """Yes, No or Not decided; the reason in a line; the figures behind it."""
     own, first = ranked.of(asked), ranked.places[0]
+    figures = f"{_figures(first)}, on {ranked.text}."
     if own is None:
-        most = f"{asked} has no record that saves so much"
-        return "Not decided", f"At {share}, {first.loss.method} loses least; {most}."
-    if own is first:
-        if len(ranked.places) == 1:
-            return "Not decided", f"At {share}, {asked} is the only method recorded: there is nothing to rank."
-        second = ranked.places[1]
-        if not second.told:
-            return "Not decided", f"At {share}, {asked} can't be told from {second.loss.method}, which comes next."
-        return "Yes", f"At {share}, {asked} loses least of {len(ranked.places)} methods; {second.loss.method} is next."
-    low, high = own.loss.more_than(first.loss)
-    kl = f"KL {own.loss.kl[0]:.3g} against {first.loss.kl[0]:.3g} nats per token"
+        said = f"At {share}, {first.loss.method} loses least; {asked} has no record that saves so much."
+        return "Not decided", said, figures
+    if own is first and len(ranked.places) == 1:
+        return "Not decided", f"At {share}, {asked} is the only method recorded: there is nothing to rank.", figures
+    other = ranked.places[1] if own is first else first
+    worse = other if own is first else own
+    low, high = worse.loss.more_than(first.loss)
+    apart = f"the difference is {low:.3g} to {high:.3g} (95 %, paired)" if math.isfinite(low) else "no interval"
+    figures = f"{_figures(own)}; {_figures(other)}; {apart}, on {ranked.text}."
     if low <= 0:
-        return "Not decided", f"At {share}, {asked} can't be told from {first.loss.method}, which comes first: {kl}."
-    said = f"{asked} loses {_times(own.loss.kl[0], first.loss.kl[0])} as much as {first.loss.method}"
-    where = " and ".join(f"{each.loss.method} saves {100 * each.loss.saved:.0f} %" for each in (own, first))
-    return "No", f"At {share}, {said}: {kl}, {low:.3g} to {high:.3g} more (95 %); {where}."
+        said = f"{asked} can't be told from {other.loss.method}, which comes {'next' if own is first else 'first'}"
+        return "Not decided", f"At {share}, {said}.", figures
+    times = _times(worse.loss.kl[0], first.loss.kl[0])
+    if own is first:
+        said = f"{asked} loses least of {len(ranked.places)} methods; {other.loss.method}, next, {times} as much"
+        return "Yes", f"At {share}, {said}.", figures
+    return "No", f"At {share}, {asked} loses {times} as much as {other.loss.method}.", figures
+
+
+def _figures(each: Ranked) -> str:
+    return f"{each.loss.method} saves {100 * each.loss.saved:.0f} % at KL {each.loss.kl[0]:.3g} nats per token"
 
 
 def _times(value: float, least: float) -> str:
@@ -88,11 +96,8 @@ def _times(value: float, least: float) -> str:
     return f"more than {int(min(times, 1e6) // digit * digit)} times"
 
 
-def _order(ranked: Ranking, share: str) -> str:
-    if len(ranked.places) == 1:
-        return f"Of the methods recorded, {ranked.places[0].loss.method} alone has {share}."
-    names = [f"{each.loss.method} ({each.loss.kl[0]:.3g})" for each in ranked.places]
-    return f"Least lost first, KL in nats per token on {ranked.text}: {', '.join(names)}."
+def _order(ranked: Ranking) -> str:
+    return f"Least lost first: {', '.join(each.loss.method for each in ranked.places)}."
 
 
 def _told(ranked: Ranking) -> str:
@@ -105,7 +110,7 @@ def _told(ranked: Ranking) -> str:
         if not each.told and each.more is not None
     ]
     if not close:
-        return "The ranking is decisive: each method loses more than the one before it, by paired 95 % intervals."
+        return "The ranking is decisive: each loses more than the one before it, by paired 95 % intervals."
     rest = "; the other steps are decisive" if len(close) < len(ranked.places) - 1 else ""
     return f"The ranking is not decisive everywhere: paired 95 % intervals can't tell {', '.join(close)}{rest}."
 

@@ -64,7 +64,7 @@ class Records:
     Attributes
     ----------
     tasks : list of TaskResult
-    frontiers, analyses, measurements, benchmarks, fidelities : list of Stored
+    frontiers, analyses, measurements, benchmarks, fidelities, experiments : list of Stored
     left_out : list of str
         What can't be used and why, a line each.
     """
@@ -75,6 +75,7 @@ class Records:
     measurements: list[Stored] = field(default_factory=list)
     benchmarks: list[Stored] = field(default_factory=list)
     fidelities: list[Stored] = field(default_factory=list)
+    experiments: list[Stored] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -115,8 +116,9 @@ def _json_files(folders: Sequence[Path], out: Path) -> Iterator[Path]:
 def _read_result(folder: Path, found: Records, keys: set[tuple[str, ...]]) -> None:
     record = read_record(folder)
     assert record is not None  # the file is there
-    if record.get("kind") == "measure":
-        found.measurements.append(Stored(folder, record))
+    others = {"measure": found.measurements, "experiment": found.experiments}
+    if (kind := record.get("kind")) in others:
+        others[kind].append(Stored(folder, record))
         return
     if lacking := [name for name in NEEDED if name not in record]:
         raise RunError(f"{folder / RECORD}: lacks {', '.join(lacking)}")
@@ -139,8 +141,7 @@ def _read_other(path: Path, found: Records) -> None:
         samples = pd.read_parquet(path.with_name("samples.parquet"))
         found.frontiers.append(Stored(path.parent, content, {"samples": samples}))
     elif path.name == "analysis.json":
-        names = ("head_correlation", "error_curves", "membership_changes", "cluster_sizes")
-        tables = {name: pd.read_parquet(path.with_name(f"{name}.parquet")) for name in names}
+        tables = {each.stem: pd.read_parquet(each) for each in sorted(path.parent.glob("*.parquet"))}
         found.analyses.append(Stored(path.parent, content, tables))
     elif "benchmark" in content and "rows" in content:
         found.benchmarks.append(Stored(path, content))

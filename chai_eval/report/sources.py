@@ -28,6 +28,11 @@ def record_table(records: Records) -> Table:
     for each in records.measurements:
         config = each.content["config"]
         lines.append(_line(each, "measure", config["model"]["name"], config["measure"], measure_command(each.content)))
+    for each in records.experiments:
+        content = each.content
+        about = {name: content[name] for name in ("title", "quick") if name in content}
+        kind = f"experiment {content['experiment']}"
+        lines.append(_line(each, kind, content["model"]["name"], about, content["command"]))
     for each in records.benchmarks:
         # A comparison on text has no rows, and is called by what it was made of; its folder has the benchmark's name.
         name = each.content["benchmark"] if each.content["rows"] else each.path.parent.name

@@ -90,8 +90,8 @@ def _against(groups: dict[str, list[Pair]], better: str, worse: str, says: str) 
         return
     difference, documents, _ = found
     mean = _mean([each.task for each in one], better, worse)
-    paper = "–" if mean is None else f"{mean:+.2f} points on {SHOWN}, mean of its tasks"
-    ours = f"{_points(difference)} over {documents} documents"
+    paper = "–" if mean is None else f"{mean:+.2f} points for CHAI on {SHOWN}, mean over tasks"
+    ours = f"{_points(difference)} for CHAI over {documents} documents"
     yield Claim(f"{says} (scores)", paper, ours, _direction(difference.low, difference.high))
     losses = {each.method: each for each in task_losses([*one, *other])}
     if better in losses and worse in losses:
@@ -141,7 +141,7 @@ def _largest(groups: dict[str, list[Pair]]) -> Iterator[Claim]:
     else:
         said = "can't be told: 3.2 lies in our interval"
     yield Claim(
-        "CHAI loses at most 3.2 points on any task", "−3.2 points at most", f"{worst.task}: {_points(difference)}", said
+        "CHAI loses at most 3.2 points on any task", "-3.2 points at most", f"{worst.task}: {_points(difference)}", said
     )
 
 
