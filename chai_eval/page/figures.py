@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +39,16 @@ class Drawn:
 
 def draw_all(records: Records, found: Sequence[Pair], command: str) -> list[Drawn]:
     """All figures that the records allow; `command` made the report."""
-    drawn = [_frontier(each) for each in records.frontiers]
+    methods = {each.method for each in found} | {
+        str(point["method"]) for each in records.frontiers for point in each.content["points"]
+    }
+    numbers = {method: number for number, method in enumerate(sorted(methods))}
+    drawn = [_frontier(each, numbers) for each in records.frontiers]
     for model in dict.fromkeys(each.model for each in found):
         own = [each for each in found if each.model == model]
         drawn.append(_differences(model, own, command))
-        drawn += _sweeps(model, own, command)
-        drawn += _by_saving(model, own, command)
+        drawn += _sweeps(model, own, numbers, command)
+        drawn += _by_saving(model, own, numbers, command)
     return drawn + [one for each in records.analyses for one in _membership(each)]
 
 
@@ -56,8 +60,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour and marker of a curve."""
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 5}
+    """Colour and marker of a method's curve; where colours come again, they do with another marker."""
+    colour, again = number % len(COLOURS), number // len(COLOURS)
+    return {"color": COLOURS[colour], "marker": MARKERS[(number + again) % len(MARKERS)], "markersize": 5}
 
 
 def _curve(axes: Axes, number: int, label: str, points: Sequence[tuple[float, float, float, float]]) -> None:
@@ -68,19 +73,18 @@ def _curve(axes: Axes, number: int, label: str, points: Sequence[tuple[float, fl
     axes.errorbar(x, y, yerr=[below, above], label=label, linewidth=1.2, elinewidth=1, capsize=2, **style(number))
 
 
-def _frontier(frontier: Stored) -> Drawn:
+def _frontier(frontier: Stored, numbers: Mapping[str, int]) -> Drawn:
     content = frontier.content
     model, tokens = content["model"]["name"], content["settings"]["tokens"]
     frame = pd.DataFrame(content["points"])
     frame = frame[(frame["held"] < 0.999) & (frame["kl"] > 0)]
     figure = new_figure(8, 4.6)
     axes = figure.subplots()
-    for number, (method, own) in enumerate(frame.groupby("method", sort=True)):
+    for method, own in frame.groupby("method", sort=True):
         ends = own[["kl_low", "kl_high"]].astype(float)
         low = ends["kl_low"].clip(lower=own["kl"] / 10)
-        _curve(
-            axes, number, str(method), list(zip(100 * (1 - own["held"]), own["kl"], low, ends["kl_high"], strict=True))
-        )
+        points = list(zip(100 * (1 - own["held"]), own["kl"], low, ends["kl_high"], strict=True))
+        _curve(axes, numbers[str(method)], str(method), points)
     axes.set(xlabel="K,V bytes saved, %", ylabel="KL(MHA ‖ method), nats per token", yscale="log")
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
@@ -117,6 +121,7 @@ def _differences(model: str, found: Sequence[Pair], command: str) -> Drawn:
         axes.set_title(task, fontsize=9, fontweight="bold" if task == SETTLED else "normal")
         axes.grid(axis="x", alpha=0.3, linewidth=0.5)
     grid[0].set_yticks(range(len(labels)), labels)
+    grid[0].set_ylim(-0.6, len(labels) - 0.4)
     figure.supxlabel("score minus MHA's, percentage points", fontsize=9)
     caption = (
         f"Change of the score under each method on {model}, with paired 95 % intervals; filled: the interval leaves "
@@ -125,7 +130,7 @@ def _differences(model: str, found: Sequence[Pair], command: str) -> Drawn:
     return Drawn(f"scores-{model}", model, "Change of scores", caption, command, figure)
 
 
-def _sweeps(model: str, found: Sequence[Pair], command: str) -> list[Drawn]:
+def _sweeps(model: str, found: Sequence[Pair], numbers: Mapping[str, int], command: str) -> list[Drawn]:
     """KL over each setting that is a number and was given several values, the other settings being equal."""
     losses = {each.settings: each for each in task_losses(found)}
     groups: dict[tuple[str, str, str], dict[float, str]] = {}
@@ -141,7 +146,7 @@ def _sweeps(model: str, found: Sequence[Pair], command: str) -> list[Drawn]:
             continue
         figure = new_figure(6, 3.6)
         axes = figure.subplots()
-        _curve(axes, 0, method, [(value, *losses[label].kl) for value, label in labels.items()])
+        _curve(axes, numbers[method], method, [(value, *losses[label].kl) for value, label in labels.items()])
         axes.set(xlabel=name.replace("_", " "), ylabel="KL(MHA ‖ method), nats per token", ylim=(0, None))
         axes.set_xticks(sorted(labels))
         axes.grid(alpha=0.3, linewidth=0.5)
@@ -152,7 +157,7 @@ def _sweeps(model: str, found: Sequence[Pair], command: str) -> list[Drawn]:
     return drawn
 
 
-def _by_saving(model: str, found: Sequence[Pair], command: str) -> list[Drawn]:
+def _by_saving(model: str, found: Sequence[Pair], numbers: Mapping[str, int], command: str) -> list[Drawn]:
     """KL and scores over the share saved, a curve a method that was run at several savings."""
     curves: dict[str, dict[str, list[tuple[float, float, float, float]]]] = {}
     method_of = {each.label: each.method for each in found}
@@ -172,9 +177,9 @@ def _by_saving(model: str, found: Sequence[Pair], command: str) -> list[Drawn]:
     figure = new_figure(9, 3.8)
     both = figure.subplots(1, 2)
     for axes, of in zip(both, ("kl", "score"), strict=True):
-        for number, (method, own) in enumerate(several.items()):
+        for method, own in several.items():
             if of in own:
-                _curve(axes, number, method, own[of])
+                _curve(axes, numbers[method], method, own[of])
         axes.set_xlabel("K,V bytes saved, %")
         axes.grid(alpha=0.3, linewidth=0.5)
     both[0].set_ylabel("KL(MHA ‖ method), nats per token")

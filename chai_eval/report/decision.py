@@ -78,7 +78,7 @@ def _answer(asked: str, ranked: Ranking, share: str) -> tuple[str, str, str]:
     if own is first:
         said = f"{asked} loses least of {len(ranked.places)} methods; {other.loss.method}, next, {times} as much"
         return "Yes", f"At {share}, {said}.", figures
-    return "No", f"At {share}, {asked} loses {times} as much as {other.loss.method}.", figures
+    return "No", f"At {share}, {asked} loses {times} as much as {other.loss.method}: take that instead.", figures
 
 
 def _figures(each: Ranked) -> str:

@@ -160,28 +160,31 @@ def _name_of(measured: Mapping[str, Any], method: str) -> str:
 
 
 def _latency(model: str, method: str, records: Records) -> Fact:
+    """Over all points of the model's own measurements; where it has none, of the model that has most."""
     title = "Is it faster in the same stack?"
-    own = [(path, each) for path, each in _measured(records) if each["model"]["name"] == model]
-    others = [(path, each) for path, each in _measured(records) if each["model"]["name"] != model]
-    for path, measured in [*own, *others]:
-        for point in sorted(measured["points"], key=lambda each: -each["length"]):
+    found: dict[str, list[tuple[Path, Mapping[str, Any], Mapping[str, Any]]]] = {}
+    for path, measured in _measured(records):
+        for point in measured["points"]:
             result = point["results"].get(_name_of(measured, method)) or {}
-            ratios = (result.get("times_as_fast_as") or {}).get(BASELINE)
-            if ratios and "tpot" in ratios and "ttft" in ratios:
-                about = measured["model"]
-                where = None if about["name"] == model else about["name"]
-                kept = f" ({about['layers_kept']})" if about.get("layers_kept") else ""
-                said = ", ".join(f"{name} {_ratio(ratios[name.lower()])}" for name in ("TTFT", "TPOT"))
-                says = (
-                    f"{about['name']}{kept}, {about['dtype']} on {about['device']}, {point['length']} tokens, beside "
-                    f"the model's own attention (sdpa): {said}; above 1 is faster."
-                )
-                return Fact(title, f"{ratios['tpot']['value']:.2f}× a token", says, path, where)
-    make = f"python -m chai_eval measure model={model} method={method}"
-    return Fact(title, "not measured", "No latency has been measured.", make=make)
+            ratios = (result.get("times_as_fast_as") or {}).get(BASELINE) or {}
+            if {"ttft", "tpot"} <= set(ratios):
+                found.setdefault(measured["model"]["name"], []).append((path, measured["model"], ratios))
+    if not found:
+        make = f"python -m chai_eval measure model={model} method={method}"
+        return Fact(title, "not measured", "No latency has been measured.", make=make)
+    name = model if model in found else max(found, key=lambda each: (len(found[each]), each))
+    points = found[name]
+    about = sorted({f"{one['dtype']} on {one['device']}" for _, one, _ in points})
+    kept = {f", {one['layers_kept']}" for _, one, _ in points if one.get("layers_kept")}
+    said = ", ".join(f"{of} {_range([one[of.lower()]['value'] for *_, one in points])}" for of in ("TTFT", "TPOT"))
+    says = (
+        f"{name}{''.join(sorted(kept))}, {' and '.join(about)}, {len(points)} points, beside the model's own attention "
+        f"(sdpa): {said}; above 1 is faster."
+    )
+    value = f"{_range([one['tpot']['value'] for *_, one in points])} a token"
+    return Fact(title, value, says, points[0][0], None if name == model else name)
 
 
-def _ratio(ratio: Mapping[str, Any]) -> str:
-    if ratio.get("low") is None:
-        return f"{ratio['value']:.2f}×"
-    return f"{ratio['value']:.2f}× ({ratio['low']:.2f} to {ratio['high']:.2f})"
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{each:.2f}×" for each in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -146,11 +146,11 @@ def frontier_table(records: Records) -> Table:
     """One line a point of each frontier."""
     lines = []
     for each in records.frontiers:
-        about = {"model": each.content["model"]["name"], "tokens": each.content["settings"]["tokens"]}
+        about = {"model": each.content["model"]["name"], "context": each.content["settings"]["tokens"]}
         lines += [{**about, **point} for point in each.content["points"]]
     columns = [
         *WHERE,
-        Column("context", "tokens"),
+        Column("context", "context"),
         Column("held (%)", "held", lambda each: percent(each["held"])),
         Column("read (%)", "read", lambda each: percent(each["read"])),
         Column("KL (nats)", "kl", lambda each: plain(each["kl"])),

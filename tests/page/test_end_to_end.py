@@ -10,12 +10,16 @@ import pytest
 
 from chai_eval.cli import main
 from chai_eval.cli.overrides import jobs_of
+from chai_eval.measure.ceiling import Ceiling
 from chai_eval.report.changed import changes, predictions
-from chai_eval.report.commands import command_of
+from chai_eval.report.commands import command_of, measure_command
+from chai_eval.report.facts import facts
 from chai_eval.report.pairs import pairs
 from chai_eval.report.records import Records, read_records
 from chai_eval.settings import Settings
 from tests.page.made import HARMFUL, documents
+
+GRID = ("measure.lengths=[16,24]", "measure.new_tokens=3", "measure.repetitions=3", "measure.rivals=[sdpa]")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +28,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     documents(folder / "data", 24)
     given = ["model=tiny_llama_random", "task=piqa", f"data_dir={folder / 'data'}", "fidelity=3", "limit=24"]
     assert main(["-m", *given, "method=chai,v_reuse", f"results_dir={folder / 'results'}"]) == 0
+    with pytest.MonkeyPatch.context() as patched:  # a ceiling that is known without minutes of copying
+        patched.setattr("chai_eval.measure.grid.measure_ceiling", lambda *_, **__: Ceiling(1e10, 1e10, 1e11))
+        assert main(["measure", "model=tiny_llama_random", *GRID, f"results_dir={folder / 'results'}"]) == 0
     return read_records([folder / "results"], folder / "out")
 
 
@@ -94,6 +101,34 @@ def test_typing_the_command_of_a_record_gives_its_settings(records: Records) -> 
 def test_the_command_of_settings_gives_them_again(typed: list[str]) -> None:
     config = settings(typed).as_config()
     assert again(command_of(config, config["task"])) == config
+
+
+def test_latency_and_memory_are_those_of_the_models_own_measurement(records: Records) -> None:
+    (measured,) = records.measurements
+    alike, lost, memory, latency = facts("tiny_llama_random", "chai", records, pairs(records.tasks, []), None)
+    points = measured.content["points"]
+    ratios = [each["results"]["chai"]["times_as_fast_as"]["mha (sdpa)"]["tpot"]["value"] for each in points]
+    assert latency.value == f"{min(ratios):.2f}× to {max(ratios):.2f}× a token"
+    plain, ours = (
+        points[-1]["results"][name]["memory"]["prefill"]["cache"]["allocated_bytes"] for name in ("mha (sdpa)", "chai")
+    )
+    assert memory.value == f"{100 * (ours / plain - 1):+.1f} %"
+    assert memory.elsewhere is latency.elsewhere is None
+    assert "24 documents of 1 tasks" in lost.says
+    assert alike.make == "python -m chai_eval analyse model=tiny_llama_random"
+    elsewhere = facts("another", "chai", records, [], None)
+    assert [each.elsewhere for each in elsewhere[2:]] == [None, "tiny_llama_random"]
+    assert elsewhere[2].make == "python -m chai_eval measure model=another method=chai"
+
+
+def test_typing_the_command_of_a_measurement_measures_the_same(records: Records) -> None:
+    (measured,) = records.measurements
+    python, option, package, command, *given = shlex.split(measure_command(measured.content))
+    assert (python, option, package, command) == ("python", "-m", "chai_eval", "measure")
+    (job,) = jobs_of(["measure=full", *given], multirun=True)
+    config = measured.content["config"]
+    assert job.settings.as_config()["measure"] == config["measure"]
+    assert job.settings.as_config()["method"] == config["method"]
 
 
 def settings(typed: list[str]) -> Settings:

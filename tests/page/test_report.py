@@ -77,7 +77,10 @@ def test_methods_are_ranked_by_a_paired_comparison(results: Path) -> None:
     low, high = ttest_rel(noisy(0.3, 1) * 2, noisy(0.2, 2) * 2).confidence_interval()
     assert decision.ranking.places[1].more == pytest.approx((low, high))
     assert decision.answer == "No"
-    assert decision.headline == "At 14 % of the K,V bytes saved, chai loses 1.5 times as much as chai_static."
+    assert (
+        decision.headline
+        == "At 14 % of the K,V bytes saved, chai loses 1.5 times as much as chai_static: take that instead."
+    )
     assert f"the difference is {low:.3g} to {high:.3g} (95 %, paired)" in decision.sentences[0]
     assert decision.sentences[1].startswith("Least lost first: chai_static, chai. The ranking is decisive")
 
@@ -203,6 +206,22 @@ def test_it_is_a_command_that_loads_no_torch(results: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("tiny: use chai? No. At 14 % of the K,V bytes saved, chai loses 1.5 times as much")
     assert done.stdout.endswith(f"{results.parent / 'cli' / 'index.html'}\n")
+
+
+def test_probe_lengths_are_compared_pair_by_pair_and_drawn(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    before, after = flips(4, 2)
+    result(folder, "mha", before)
+    losses = {1: noisy(0.5, 3), 5: noisy(0.3, 1), 16: (np.array(noisy(0.3, 1)) + noisy(0.001, 4)).tolist()}
+    for length, divergence in losses.items():
+        result(folder, "chai", after, settings={"probe_tokens": length}, divergence=divergence, held=0.86)
+    out, *_ = made(folder, **({"figures": True} if _matplotlib() else {}))
+    claims = table(folder, "claims").set_index("claim")
+    assert claims.loc["Five probe tokens beat 1", "verdict"] == "agrees"
+    low, high = ttest_rel(losses[1], losses[5]).confidence_interval()
+    assert f"{low:+.3g} to {high:+.3g} more" in claims.loc["Five probe tokens beat 1", "ours"]
+    assert claims.loc["Five probe tokens are enough: 16 do not help", "verdict"] == "agrees: more do not help"
+    assert (out / "figures" / "sweep-tiny-chai-probe_tokens.svg").exists() == _matplotlib()
 
 
 @pytest.mark.parametrize(
