@@ -13,8 +13,9 @@ import pandas as pd
 from chai_eval.calibration.figures import change_figure, drift_figure
 from chai_eval.frontier.figure import COLOURS, MARKERS
 from chai_eval.report.pairs import Pair
-from chai_eval.report.ranking import pool, task_losses
+from chai_eval.report.ranking import Pooled, pool, task_losses
 from chai_eval.report.records import Records, Stored
+from chai_eval.report.statistics import Difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,29 +158,32 @@ def _sweeps(model: str, found: Sequence[Pair], numbers: Mapping[str, int], comma
     return drawn
 
 
+def _ends(difference: Difference) -> tuple[float, float, float]:
+    return difference.points, difference.low, difference.high
+
+
 def _by_saving(model: str, found: Sequence[Pair], numbers: Mapping[str, int], command: str) -> list[Drawn]:
     """KL and scores over the share saved, a curve a method that was run at several savings."""
-    curves: dict[str, dict[str, list[tuple[float, float, float, float]]]] = {}
-    method_of = {each.label: each.method for each in found}
-    for loss in task_losses(found):
-        curves.setdefault(loss.method, {}).setdefault("kl", []).append((100 * loss.saved, *loss.kl))
+    about = {each.label: (each.method, each.unusual) for each in found}
+    losses = {each.settings: each.kl for each in task_losses(found)}
+    curves: dict[str, dict[float, tuple[int, str, Pooled]]] = {}
     for each in pool(found):
-        lost = each.difference
-        point = (100 * (each.saved or 0.0), lost.points, lost.low, lost.high)
-        curves.setdefault(method_of[each.label], {}).setdefault("score", []).append(point)
-    several = {
-        method: own
-        for method, own in sorted(curves.items())
-        if len({round(point[0], 1) for point in own.get("kl", own.get("score", []))}) >= FEWEST
-    }
+        method, unusual = about[each.label]
+        saved, entry = round(100 * (each.saved or 0.0), 1), (unusual, each.label, each)
+        points = curves.setdefault(method, {})
+        points[saved] = min(points.get(saved, entry), entry, key=lambda one: one[:2])  # of several the most usual
+    several = {method: own for method, own in sorted(curves.items()) if len(own) >= FEWEST}
     if not several:
         return []
     figure = new_figure(9, 3.8)
     both = figure.subplots(1, 2)
-    for axes, of in zip(both, ("kl", "score"), strict=True):
-        for method, own in several.items():
-            if of in own:
-                _curve(axes, numbers[method], method, own[of])
+    for method, own in several.items():
+        kl = [(saved, *losses[label]) for saved, (_, label, _) in own.items() if label in losses]
+        if kl:
+            _curve(both[0], numbers[method], method, kl)
+        changed = [(saved, *_ends(each.difference)) for saved, (*_, each) in own.items()]
+        _curve(both[1], numbers[method], method, changed)
+    for axes in both:
         axes.set_xlabel("K,V bytes saved, %")
         axes.grid(alpha=0.3, linewidth=0.5)
     both[0].set_ylabel("KL(MHA ‖ method), nats per token")

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from chai_eval.page.figures import Drawn
+from chai_eval.page.svg import share_styles
 from chai_eval.report.changed import Changes
 from chai_eval.report.columns import Table
 from chai_eval.report.decision import Decision, scores_text
@@ -56,16 +57,17 @@ def page(content: Content) -> str:
         tags=_tags, raw=_raw, named=named, scores_text=scores_text, strip=_strip, strip_ends=_strip_ends
     )
     css, script = ((TEMPLATES / name).read_text(encoding="utf-8").strip() for name in ("style.css", "script.js"))
+    shared, styles = share_styles([svg for _, svg in content.figures])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         environment.get_template("page.html.j2")
         .render(
             **{name: value for name, value in vars(content).items() if name != "figures"},
-            figures=[(drawn, Markup(svg)) for drawn, svg in content.figures],
+            figures=[(drawn, Markup(svg)) for (drawn, _), svg in zip(content.figures, shared, strict=True)],
             filters=_choices([content.claims, content.records, *content.tables]),
             parts=_parts(content),
             inconsistent=INCONSISTENT,
-            css=Markup(css),
+            css=Markup(css + styles),
             script=Markup(script),
             script_hash=f"sha256-{digest}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import yaml
@@ -20,8 +21,8 @@ UNSAID = ("results_dir", "batch_tokens", "measure", "model", "method", "task")
 
 def command_of(config: Mapping[str, Any], task: str) -> str:
     """`python -m chai_eval …` with the settings of a run, as its record keeps them, that aren't the usual ones."""
-    model, method = config["model"], config["method"]
-    given = [*_model(model), *_method(method, model), f"task={task}", *_others(config, model)]
+    model = config["model"]
+    given = [*_model(model), *_method(config), f"task={task}", *_others(config, model)]
     return shlex.join(["python", "-m", "chai_eval", *given])
 
 
@@ -52,15 +53,22 @@ def _model(model: Mapping[str, Any]) -> Iterator[str]:
             yield f"model.{name}={_typed(value)}"
 
 
-def _method(method: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    usual = _file("method", method["name"])
-    yield f"method={method['name']}"
+def unusual(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run's method that its file in `conf/method` doesn't give."""
+    method, model = config["method"], config["model"]
+    usual, found = _file("method", method["name"]), {}
     for name, value in method.items():
         default = usual.get(name)
         if isinstance(default, str) and default.startswith("${model."):
             default = model.get(default[len("${model.") : -1])
-        if value != default:
-            yield f"method.{name}={_typed(value)}"
+        if name != "name" and value != default:
+            found[name] = value
+    return found
+
+
+def _method(config: Mapping[str, Any]) -> Iterator[str]:
+    yield f"method={config['method']['name']}"
+    yield from (f"method.{name}={_typed(value)}" for name, value in unusual(config).items())
 
 
 def _others(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
@@ -70,6 +78,7 @@ def _others(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str
             yield f"{name}={_typed(value)}"
 
 
+@cache
 def _file(group: str, name: str) -> dict[str, Any]:
     path = conf_dir() / group / f"{name}.yaml"
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}

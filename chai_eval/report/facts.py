@@ -70,9 +70,9 @@ def _quality(model: str, method: str, found: Sequence[Pair]) -> Fact:
 
 
 def pooled_of(model: str, method: str, found: Sequence[Pair]) -> Pooled | None:
-    """A method's scores over all tasks, at the setting that most tasks were scored with."""
+    """A method's scores over all tasks: at its usual settings where it was, on as many tasks as any."""
     own = pool([each for each in found if each.model == model and each.method == method])
-    return max(own, key=lambda each: (each.tasks, each.documents, each.label), default=None)
+    return min(own, key=lambda each: (-each.tasks, each.unusual, -each.documents, each.label), default=None)
 
 
 def worst_task(model: str, label: str, found: Sequence[Pair]) -> Pair | None:

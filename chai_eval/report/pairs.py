@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chai_eval.errors import RunError
+from chai_eval.report.commands import unusual
 from chai_eval.report.records import TaskResult
 from chai_eval.report.rows import brief, measured_in, row
 from chai_eval.report.tables import Row
@@ -61,6 +61,11 @@ class Pair:
         """Of plain attention's costs, what is `held`, `read` or multiplied; None where the saving is only simulated."""
         costs = self.result.record.get("costs") or {}
         return None if costs.get("simulated", True) else costs["of_mha"][of]
+
+    @property
+    def unusual(self) -> int:
+        """How many settings of the method aren't its usual ones."""
+        return len(unusual(self.result.record["config"]))
 
     @cached_property
     def right(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
@@ -140,30 +145,43 @@ def _baseline(result: TaskResult, results: Sequence[TaskResult]) -> TaskResult |
 
 
 def _labels(results: Sequence[TaskResult]) -> list[str]:
-    """Names of methods, each with the settings that differ among results of its name on the same model."""
+    """Names of methods, each with the settings that tell it from the others of its name on the same model.
+
+    Of those only what isn't usual for the method, unless two results would be called alike then.
+    """
+    said = [
+        {name: _said(each, name, value) for name, value in {**each.method_settings, **setup(each)}.items()}
+        for each in results
+    ]
     frames: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    said = []
-    for each in results:
-        words = {name: _said(each, name, value) for name, value in {**each.method_settings, **setup(each)}.items()}
+    for each, words in zip(results, said, strict=True):
         frames.setdefault((each.place[0], each.place[2]), []).append(words)
-        said.append(words)
-    varied = {
-        place: [name for name in dict.fromkeys(chain(*all_words)) if len({each.get(name) for each in all_words}) > 1]
-        for place, all_words in frames.items()
-    }
-    labels = []
+    short, whole = [], []
     for each, words in zip(results, said, strict=True):
         model, _, method = each.place
-        differing = [f"{name} {words[name]}" for name in varied[model, method] if name in words and name not in SILENT]
-        labels.append(", ".join([method, *differing]))
-    return labels
+        others = frames[model, method]
+        varied = [name for name in words if name not in SILENT and len({one.get(name) for one in others}) > 1]
+        own = unusual(each.record["config"])
+        short.append((model, _label(method, words, [one for one in varied if one in own or one in setup(each)])))
+        whole.append((model, _label(method, words, varied)))
+    clear = {one: {long for brief_one, long in zip(short, whole, strict=True) if brief_one == one} for one in short}
+    labels = [(one if len(clear[one]) == 1 else long)[1] for one, long in zip(short, whole, strict=True)]
+    places = [(*each.place[:2], label) for each, label in zip(results, labels, strict=True)]
+    return [  # other counts may save as much
+        label if places.count(place) == 1 else f"{label} ({each.record['key'][:6]})"
+        for each, label, place in zip(results, labels, places, strict=True)
+    ]
+
+
+def _label(method: str, words: Mapping[str, str], names: Sequence[str]) -> str:
+    return ", ".join([method, *(f"{name} {words[name]}" for name in names)])
 
 
 def _said(result: TaskResult, name: str, value: Any) -> str:
     """A setting in a few words."""
-    if name in LONG:
+    if name in LONG and not isinstance(value, dict):
         typed = result.record["config"]["method"].get(name)
         costs = (result.record.get("costs") or {}).get("of_mha", {})
         saved = f"{100 * (1 - costs['held']):.1f} % saved" if "held" in costs else brief(value)
-        return f"{typed} ({saved})" if isinstance(typed, str) else saved
+        return f"{typed} ({saved})" if isinstance(typed, str) else f"of {saved}"
     return brief(value)

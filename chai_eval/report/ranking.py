@@ -54,13 +54,17 @@ class Loss:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A method on all documents of several tasks together: score minus plain attention's, in percentage points."""
+    """A method on all documents of several tasks together: score minus plain attention's, in percentage points.
+
+    `unusual` is how many of its settings aren't the usual ones.
+    """
 
     label: str
     saved: float | None
     tasks: int
     documents: int
     difference: Difference
+    unusual: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,7 @@ def pool(found: Sequence[Pair]) -> list[Pooled]:
         pooled.append(
             Pooled(
                 label, None if held is None else 1 - held, len(both), before.size, paired_difference(before, after),
+                own[0].unusual,
             )
         )  # fmt: skip
     return pooled
@@ -207,7 +212,9 @@ def _scores_of(method: str, found: Sequence[Pair], pooled: dict[str, Pooled], sa
     enough = [
         pooled[each] for each in sorted(labels) if each in pooled and (pooled[each].saved or 0.0) >= saving - SHORT_OF
     ]
-    return min(enough, key=lambda each: (each.saved, -each.tasks, -each.difference.points), default=None)
+    return min(
+        enough, key=lambda each: (round(each.saved or 0, 2), each.unusual, -each.tasks, each.label), default=None
+    )
 
 
 def _interval(values: pd.Series[float]) -> tuple[float, float]:

@@ -60,9 +60,9 @@ def claims(model: str, found: Sequence[Pair]) -> list[Claim]:
 
 
 def _of(groups: dict[str, list[Pair]], method: str) -> list[Pair]:
-    """A method's results at the setting with most documents."""
+    """A method's results at its usual settings, or the setting with most documents."""
     own = [each for each in groups.values() if each[0].method == method]
-    return max(own, key=lambda each: (sum(one.row.n for one in each), each[0].label), default=[])
+    return min(own, key=lambda each: (each[0].unusual, -sum(one.row.n for one in each), each[0].label), default=[])
 
 
 def _mean(tasks: Sequence[str], first: str, second: str) -> float | None:

@@ -17,6 +17,7 @@ from tests.page.test_report import noisy, results
 
 __all__ = ["results"]
 
+TICK = re.compile(r"[−\d.]+|chai|kv_rank|chai_static")
 VOID = {"meta", "input", "br", "path", "use", "line", "circle"}
 
 
@@ -114,3 +115,19 @@ def test_changed_answers_stand_side_by_side_and_those_without_text_say_why(text:
     assert chai.count('class="doc gained"') == 1
     assert re.search(r'<li class="gold">[^<]*(&lt;b&gt;\d+&lt;/b&gt;)? <em>right</em> <em>MHA</em></li>', chai)
     assert "The text is not at hand" in text
+
+
+def test_what_a_figure_says_on_the_page_is_what_its_file_says(results: Path) -> None:
+    pytest.importorskip("matplotlib")
+    frontier(results / "frontier" / "x", "tiny", {"chai": (0.14, noisy(0.3, 1)), "kv_rank": (0.16, noisy(0.123, 2))})
+    out, *_ = report(ReportSettings((results,), results.parent / "out", figures=True), "command")
+    page = (out / "index.html").read_text()
+    files = sorted((out / "figures").glob("*.svg"))
+    assert len(files) == 2
+    for file in files:
+        # Of a file the last text is its caption and command.
+        texts = re.findall(r"<text [^>]*>(.*?)</text>", file.read_text(), flags=re.DOTALL)
+        said = [each for each in texts if TICK.fullmatch(each)]
+        assert len(said) > 3
+        shown = [each for each in re.findall(r"<text [^>]*>(.*?)</text>", page) if TICK.fullmatch(each)]
+        assert " ".join(said) in " ".join(shown)
