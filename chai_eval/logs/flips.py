@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,15 @@ def flips(task: str, metric: str, pairs: Pairs, texts: Texts) -> list[Flip]:
     scores = [frame[column].to_numpy(dtype=float) for frame in (pairs.first, pairs.second)]
     found = []
     for kind, sign in ((LOST, -1), (GAINED, 1)):
-        for one, two in pairs.places:
-            if scores[1][two] - scores[0][one] == sign:
-                rows = _row(pairs.first, one), _row(pairs.second, two)
-                question, choices = _texts(rows, texts)
-                answers = [answer(row, column, choices) for row in rows]
-                found.append(Flip(task, metric, kind, rows[0]["doc_id"], question or UNKNOWN, *answers))
+        flipped = [places for places in pairs.places if scores[1][places[1]] - scores[0][places[0]] == sign]
+        first, second = (
+            frame.iloc[[places[side] for places in flipped]].to_dict("records")
+            for side, frame in enumerate((pairs.first, pairs.second))
+        )
+        for rows in zip(map(_known, first), map(_known, second), strict=True):
+            question, choices = _texts(rows, texts)
+            answers = [answer(row, column, choices) for row in rows]
+            found.append(Flip(task, metric, kind, rows[0]["doc_id"], question or UNKNOWN, *answers))
     return found
 
 
@@ -99,10 +103,9 @@ def _cell(line: str) -> str:
     return line.replace("|", r"\|")
 
 
-def _row(frame: Any, place: int) -> dict[str, Any]:
-    """A row's fields that are known."""
-    known = frame.iloc[place].dropna()
-    return {str(name): value for name, value in known.items()}
+def _known(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """A row's fields that have a value: what a log lacks in places is None or nan there."""
+    return {name: each for name, each in row.items() if not (each is None or (isinstance(each, float) and isnan(each)))}
 
 
 def _texts(rows: Sequence[dict[str, Any]], texts: Texts) -> tuple[str | None, Sequence[str] | None]:
