@@ -88,7 +88,7 @@ with the elbow (Figure 8), how membership moves as more tokens are seen (Figure 
 Writes parquet files and figures to results/analysis/<model>/.
 """
 
-RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, passages, c4 or auto"
+RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, stdlib, kmmlu, passages, c4 or auto"
 ANY_TASK = "any task of lm-eval by its name; several as task=[piqa,winogrande]"
 WIDTH, COLUMN = 110, 30
 
