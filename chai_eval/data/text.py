@@ -83,7 +83,7 @@ def cut(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: in
     are followed by the next one. What is left at the end is dropped, unless it is all there is. SettingError for
     samples with no room for text.
     """
-    start = _begin(tokenizer)
+    start = list(itertools.takewhile(set(tokenizer.all_special_ids).__contains__, tokenizer("a")["input_ids"]))
     if tokens <= len(start):
         raise SettingError(f"tokens: {tokens} given; allowed: a whole number from {len(start) + 1} up")
     held: list[int] = []
@@ -103,11 +103,6 @@ def batches(samples: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     iterator = iter(samples)
     while together := list(itertools.islice(iterator, size)):
         yield torch.stack(together)
-
-
-def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    special = set(tokenizer.all_special_ids)
-    return list(itertools.takewhile(special.__contains__, tokenizer("a")["input_ids"]))
 
 
 def _read(path: Path) -> Iterator[str]:
