@@ -118,14 +118,13 @@ def size_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFrame:
 
 
 def cluster_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFrame:
-    """The clusters of the first sample by a probe, a row each: `layer`, `representative`, `heads` (`0 3 5`)."""
+    """The clusters of the first sample by a probe: `layer`, `clusters`, `heads` (`0 3 5 · 1 · 2 4`, lowest first)."""
     rows = []
     for layer, lowest in enumerate(membership):
         at = lowest[0, min(probe_tokens, lowest.shape[1]) - 1].tolist()
-        for first in sorted(set(at)):
-            heads = " ".join(str(head) for head, lowest_head in enumerate(at) if lowest_head == first)
-            rows.append((layer, first, heads))
-    return pd.DataFrame(rows, columns=["layer", "representative", "heads"])
+        groups = [" ".join(str(head) for head, own in enumerate(at) if own == first) for first in sorted(set(at))]
+        rows.append((layer, len(groups), " · ".join(groups)))
+    return pd.DataFrame(rows, columns=["layer", "clusters", "heads"])
 
 
 def _pearson(rows: Tensor) -> Tensor:
