@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from chai_eval.calibration.drift import EVERY_LAYER
 from chai_eval.errors import SettingError
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 6
+# The number of a layer under which a table has the mean over all of them.
+EVERY_LAYER = -1
 
 INSTALL = "pip install -c constraints.txt -e '.[figures]'"
 

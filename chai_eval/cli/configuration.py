@@ -18,6 +18,7 @@ from chai_eval.errors import SettingError, unknown
 from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.logs.settings import CompareSettings
 from chai_eval.measure_settings import MeasureSettings, given_while_off
+from chai_eval.report_settings import ReportSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import defaults
 from chai_eval.settings import ModelSettings, Settings
@@ -39,6 +40,7 @@ CONFIGURATIONS: dict[str, type[Any]] = {
     "analyse": AnalysisSettings,
     "frontier": FrontierSettings,
     "compare": CompareSettings,
+    "report": ReportSettings,
 }
 
 

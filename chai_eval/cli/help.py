@@ -30,9 +30,10 @@ Score a method against plain multi-head attention (MHA) on the same documents, t
   python -m chai_eval analyse [setting=value ...]     how a model's heads cluster, as data and figures
   python -m chai_eval frontier [setting=value ...]    all methods at equal bytes: lost against saved
   python -m chai_eval compare A B [setting=value ...] two runs of lm-eval, or results, document by document
+  python -m chai_eval report [setting=value ...]      a page, tables and figures from the records of all these
   python -m chai_eval benchmark [NAME ...]            the figures that are promised; without a name, a list
   python -m chai_eval status [results_dir=...]        results so far: finished, partial, failed
-  python -m chai_eval [measure|calibrate|analyse|frontier|compare] --help | --version
+  python -m chai_eval [measure|calibrate|analyse|frontier|compare|report] --help | --version
 """
 
 EXAMPLES = """\
@@ -86,6 +87,15 @@ with the elbow (Figure 8), how membership moves as more tokens are seen (Figure 
   python -m chai_eval analyse [setting=value ...]
 
 Writes parquet files and figures to results/analysis/<model>/.
+"""
+
+REPORT = """\
+Write a page that says whether a method is worth it, with tables (Markdown, CSV, LaTeX) and figures (SVG, PNG), from
+records alone: no model is loaded, nothing is scored.
+
+  python -m chai_eval report [setting=value ...]
+
+Writes <out>/index.html, which opens without a network, <out>/tables/ and <out>/figures/.
 """
 
 RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, stdlib, kmmlu, passages, c4 or auto"
