@@ -25,13 +25,17 @@ WIDTH = 130
 
 @dataclass(frozen=True)
 class Curve:
-    """Columns of a figure's lines: `y` over `x`, a line for each value of `by`; `low` to `high` is the interval."""
+    """Columns of a figure's lines: `y` over `x`, a line for each value of `by`; `low` to `high` is the interval.
+
+    Without `joined` there are points alone.
+    """
 
     x: str
     y: str
     low: str
     high: str
     by: str
+    joined: bool = True
 
 
 def save(figures: Mapping[str, Callable[[], Figure]], folder: Path, caption: str) -> list[str]:
@@ -75,6 +79,7 @@ def lines(axes: Axes, frame: pd.DataFrame, curve: Curve, label: str, *, names: S
         axes.errorbar(
             own[curve.x], own[curve.y], yerr=[below, above], label=str(name), color=COLOURS[at % len(COLOURS)],
             marker=MARKERS[at % len(MARKERS)], markersize=4, linewidth=1, capsize=2,
+            linestyle="-" if curve.joined else "none",
         )  # fmt: skip
     axes.set_ylabel(label)
 

@@ -257,7 +257,8 @@ def _correlation_by_layer(frame: pd.DataFrame, plan: Plan) -> Figure:
         if name in own
     ]  # fmt: skip
     together = pd.concat(parts).dropna(subset="mean")
-    lines(axes, together, Curve("layer", "mean", "_low", "_high", "of"), "correlation of two heads' attention")
+    curve = Curve("layer", "mean", "_low", "_high", "of", joined=False)
+    lines(axes, together, curve, "correlation of two heads' attention")
     axes.set_xlabel("layer")
     legend(axes, "bars: 95 % intervals")
     return figure

@@ -79,7 +79,8 @@ def test_predictions_are_compared_document_by_document(do: Do, prepared: Path) -
 
 def test_methods_at_equal_savings_save_what_was_asked(do: Do, prepared: Path) -> None:
     methods = "experiment.methods=[chai,chai_static,output_aware]"
-    folder = do("cluster_counts", *FEW, documents(prepared), methods, "experiment.savings=[0.125,0.25]")
+    few = ("task=piqa", *FEW[1:], documents(prepared))
+    folder = do("cluster_counts", *few, methods, "experiment.savings=[0.125,0.25]")
     frame = pd.read_csv(folder / "data.csv")
     assert set(frame["method"]) == {"chai", "chai_static", "output_aware"}
     for run, own in frame.groupby("run"):
@@ -90,7 +91,7 @@ def test_methods_at_equal_savings_save_what_was_asked(do: Do, prepared: Path) ->
 @pytest.mark.parametrize("name", ["accuracy_llama7b", "accuracy_llama33b", "accuracy_opt66b"])
 def test_the_papers_tables_are_made_of_another_model(name: str, do: Do, prepared: Path) -> None:
     pytest.importorskip("matplotlib")
-    folder = do(name, *FEW, documents(prepared))
+    folder = do(name, "task=piqa", *FEW[1:], documents(prepared))
     table = (folder / "table.md").read_text()
     model = name.partition("_")[2]
     assert table.splitlines()[0].endswith("(quick)")
@@ -116,22 +117,22 @@ def test_the_papers_tables_are_made_of_another_model(name: str, do: Do, prepared
 def test_an_interrupted_experiment_goes_on_to_the_same_files(
     do: Do, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = (*FEW, documents(prepared))
-    whole = tmp_path / do("probe_tokens", *typed)
+    typed = ("task=piqa", *FEW[1:], documents(prepared))
+    whole = tmp_path / do("v_reuse", *typed)
     (tmp_path / "again").mkdir()
     monkeypatch.chdir(tmp_path / "again")
     real, calls = scores.run, []
 
     def killed(*given: Any) -> Any:
         calls.append(given)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return real(*given)
 
     monkeypatch.setattr(scores, "run", killed)
-    assert main(["+experiment=probe_tokens", "model=tiny_llama_random", "device=cpu", "quick=true", *typed]) == 130
+    assert main(["+experiment=v_reuse", "model=tiny_llama_random", "device=cpu", "quick=true", *typed]) == 130
     assert not Path("results/experiments").exists()
-    again = do("probe_tokens", *typed)
+    again = do("v_reuse", *typed)
     names = sorted(each.name for each in whole.iterdir())
     assert names == sorted(each.name for each in again.iterdir())
     for name in names:
