@@ -34,8 +34,9 @@ def ours_frame(plan: Plan, reports: Mapping[str, Report]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Scores in per cent, `difference` with `low` and `high` in percentage points (other metrics as they are), `kl` in
-        nats per token, `same_token`, `held` and `read` as shares; nan where there is nothing. `task` is `all` in rows
+        Scores in per cent, `difference` with `low` and `high` in percentage points (other metrics as they are), `p` of
+        McNemar's exact test, `kl` in nats per token, `same_token`, `held` and `read` as shares; nan where there is
+        nothing. `task` is `all` in rows
         that are about the documents of all tasks together.
     """
     rows = []
@@ -79,12 +80,12 @@ def _own(each: Compared) -> Result:
 def _scored(row: Row) -> dict[str, Any]:
     """Scores and their difference."""
     times = 100.0 if row.percent else 1.0
-    difference = row.difference or Difference(math.nan, math.nan, math.nan)
+    found = row.difference or Difference(math.nan, math.nan, math.nan)
     return {
         "task": row.task, "metric": row.metric, "n": row.n, "mha": times * row.mha,
         "score": times * (row.mha if row.method is None else row.method),
-        **{end: value * times / 100 for end, value in vars(difference).items() if end != "points"},
-        "difference": difference.points * times / 100,
+        "difference": found.points * times / 100, "low": found.low * times / 100, "high": found.high * times / 100,
+        "p": math.nan if found.p is None else found.p,
     }  # fmt: skip
 
 

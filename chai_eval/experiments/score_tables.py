@@ -87,6 +87,7 @@ def _difference(each: dict[Any, Any]) -> dict[str, str]:
     return {
         "difference (pp)": _number(each["difference"], signed=True),
         "95 % interval": _interval(each["low"], each["high"]),
+        "p": _number(each["p"], 3),
     }
 
 

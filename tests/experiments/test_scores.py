@@ -15,7 +15,7 @@ from scipy.stats import ttest_rel
 from chai_eval.cli import main
 from chai_eval.experiments import scores
 from chai_eval.experiments.paper import paper_figure, verdict
-from chai_eval.report.statistics import paired_difference
+from chai_eval.report.statistics import Difference, paired_difference
 from chai_eval.resources import paper_dir
 from chai_eval.settings import MethodSettings
 from chai_eval.store.record import read_record, read_samples
@@ -27,6 +27,10 @@ FEW = ("task=[piqa,arc_easy]", "limit=6", "fidelity=4", "batch_tokens=256")
 
 def documents(prepared: Path) -> str:
     return f"data_dir={prepared / 'documents'}"
+
+
+def ends(found: Difference) -> list[float]:
+    return [found.points, found.low, found.high]
 
 
 def result(folder: Path, label: str, task: str, which: str) -> pd.DataFrame:
@@ -49,13 +53,14 @@ def test_data_are_those_of_the_results(do: Do, prepared: Path) -> None:
                 scored[name].append(values)
             found, expected = frame.loc[(label, task)], paired_difference(mha, own)
             assert found["score"] == pytest.approx(100 * own.mean(), rel=1e-5)
-            assert found[["difference", "low", "high"]].tolist() == pytest.approx([*vars(expected).values()], rel=1e-4)
+            assert found[["difference", "low", "high"]].tolist() == pytest.approx(ends(expected), rel=1e-4)
         together = {name: np.concatenate(values) for name, values in scored.items()}
         for table, first in ((frame, "mha"), (against, "five")):
             expected = paired_difference(together[first], together["own"])
             found = table.loc[(label, "all")]
             assert found["n"] == 12
-            assert found[["difference", "low", "high"]].tolist() == pytest.approx([*vars(expected).values()], rel=1e-4)
+            assert found["p"] == pytest.approx(expected.p, rel=1e-4)
+            assert found[["difference", "low", "high"]].tolist() == pytest.approx(ends(expected), rel=1e-4)
     assert (frame["compared"].dropna() >= 4).all()
     assert frame.loc[("5 tokens", "all"), "held"] == pytest.approx(1 - (3 + 5 + 5) / 64, rel=1e-4)
 
