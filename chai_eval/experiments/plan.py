@@ -102,7 +102,8 @@ class Plan:
         return self.settings
 
     def as_config(self) -> dict[str, Any]:
-        """All settings as plain JSON values."""
+        """All settings as plain JSON values; methods are those of the runs."""
         found = {"model": self.settings.model.as_config(), **self.settings.as_config()}
+        found.pop("method", None)
         runs = {label: each.method.as_config() for label, each in self.runs.items()}
         return {"settings": found, **({"runs": runs} if runs else {})}

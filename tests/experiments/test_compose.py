@@ -9,6 +9,9 @@ import pytest
 from chai_eval.cli import main
 from chai_eval.cli.configuration import choices
 from chai_eval.cli.experiment import plans_of
+from chai_eval.errors import RunError
+from chai_eval.experiments.plan import Plan
+from chai_eval.session import Session
 from chai_eval.settings import Settings
 
 NAMES = choices("experiment")
@@ -60,6 +63,25 @@ def test_several_experiments_are_planned_one_after_the_other() -> None:
     plans = plans_of(["+experiment=glob(accuracy*)", "model=smollm2_mha"], multirun=True)
     assert [each.experiment.name for each in plans] == NAMES[:3]
     assert plans[0].command == "python -m chai_eval +experiment=accuracy_llama33b model=smollm2_mha"
+
+
+def test_of_several_experiments_those_that_fail_are_told_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = []
+
+    def carry_out(plan: Plan, _: object) -> None:
+        if plan.experiment.name != "kv_memory":
+            raise RunError(f"no {plan.experiment.name} today")
+        done.append(plan.experiment.name)
+
+    monkeypatch.setattr("chai_eval.experiments.command.carry_out", carry_out)
+    typed = ["-m", "+experiment=error_curves,kv_memory,latency", "model=smollm2_mha"]
+    assert main(typed, Session()) == 1
+    assert done == ["kv_memory"]
+    assert capsys.readouterr().err == (
+        "2 of 3 experiments failed: error_curves (no error_curves today); latency (no latency today)\n"
+    )
 
 
 MISTAKES = [
