@@ -32,6 +32,7 @@ from chai_eval.data.text import open_text
 from chai_eval.markdown import table
 from chai_eval.measure.clock import in_turn
 from chai_eval.measure.memory import cache_size
+from chai_eval.methods import build_method
 from chai_eval.methods.base import Method
 from chai_eval.methods.chai import CHAI
 from chai_eval.methods.clusters import cluster_counts
@@ -52,6 +53,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     options.add_argument("--tokens", type=positive, default=512, help="tokens of a sequence")
     options.add_argument("--every", type=positive, default=64, help="tokens after which heads may change over")
     options.add_argument("--thresholds", type=json.loads, default=[0.0], help="distances, such as [0,0.1]")
+    options.add_argument("--static", help="a calibration, whose clusters stand beside them: those of `chai_static`")
     options.add_argument("--no-bounds", action="store_true", help="leave out what could be won at most")
     arguments = options.parse_args(given)
     settings = model_settings(arguments.model)
@@ -61,6 +63,8 @@ def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     for each in arguments.thresholds:
         name = f"every {arguments.every} tokens, threshold {each:g}"
         methods[name] = CHAI(recluster_every=arguments.every, drift_threshold=float(each), **same)
+    if arguments.static:
+        methods["chai_static"] = build_method("chai_static", membership=arguments.static)
     if not arguments.no_bounds:
         methods["found anew, all keys kept"] = FoundAnew(every=arguments.every, window=WINDOW, **same)
         methods["found anew in hindsight"] = FoundAnew(every=arguments.every, **same)
