@@ -38,13 +38,8 @@ from chai_eval.store.provenance import versions
 def analyse(settings: AnalysisSettings, command: str) -> Path:
     """Analyse a model and return the folder that was written.
 
-    Raises
-    ------
-    SettingError
-        Text that isn't there or is empty, counts that don't fit the model, samples longer than it reads, or too short
-        for windows.
-    RunError
-        The model, the hub or the disk fails.
+    SettingError for text that isn't there or is empty, counts that don't fit the model, samples longer than it reads or
+    too short for windows; RunError where the model, the hub or the disk fails.
     """
     figures = to_be_drawn(settings.figures)
     window = settings.window or settings.probe_tokens

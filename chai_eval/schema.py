@@ -31,14 +31,10 @@ def setting(
     typed: str | None = None,
     composed: Any = ...,
 ) -> Any:
-    """A field of a class of settings.
+    """A field of a class of settings, with its default and what `--help` says about it.
 
     Parameters
     ----------
-    default
-        Its value unless it is given.
-    says
-        What `--help` says about it.
     allowed
         What an error says is allowed, where the type doesn't say it well.
     typed
@@ -70,6 +66,13 @@ Text = Annotated[str, BeforeValidator(as_text), Field(strict=True, min_length=1)
 Folder = Annotated[Path, BeforeValidator(_as_folder), Field(strict=True)]
 Group = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
+# Running text of calibrations and comparisons.
+TEXTS = (
+    "c4 (from the hub), passages (SQuAD and SciQ, no hub), auto (c4 where the hub answers), stdlib (Python's sources), "
+    "kmmlu (Korean, from lm-eval), chat (the tasks' questions and answers, by the model's chat template), or a file: "
+    "plain text, JSON lines"
+)
+
 
 def group(read_values: Callable[[Mapping[str, Any]], Any]) -> BeforeValidator:
     """The reader of settings that are typed after a name and a dot."""
@@ -77,17 +80,9 @@ def group(read_values: Callable[[Mapping[str, Any]], Any]) -> BeforeValidator:
 
 
 def read(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
-    """Make settings of values under the names that users type.
+    """Make settings of values under the names that users type, after a prefix such as `model.`.
 
-    Parameters
-    ----------
-    prefix
-        What users type before these names: `model.`.
-
-    Raises
-    ------
-    SettingError
-        For the first setting that is unknown, missing or has a wrong value.
+    SettingError for the first setting that is unknown, missing or has a wrong value.
     """
     known = [name for name, _, _ in _fields(kind, flat=True)]
     for name in values:

@@ -80,7 +80,7 @@ class Guard:
         if not bool(due.any()):
             return shared
         distance = cosine_distance(self._features(state, view.scaling).cpu())  # on the host, as the probe's
-        membership = shared.membership.on(distance.device)
+        membership = shared.membership.changed(lambda each: each.to(distance.device))
         cluster, representative = membership.cluster, membership.representative
         apart = distance.gather(2, representative[:, None].expand(-1, cluster.shape[1], -1))  # [rows, heads, clusters]
         nearest = (apart <= apart.amin(-1, keepdim=True) + TIE).to(torch.uint8).argmax(-1)

@@ -12,6 +12,7 @@ from chai_eval.errors import RunError, SettingError, failure_line
 BENCHMARKS = {
     "decode": ("attention:decode", "one new token against a cache: a clustered layer against plain attention"),
     "prefill": ("attention:prefill", "a whole prompt at once, likewise"),
+    "low_rank": ("low_rank:main", "one new token against a cache: keys in fewer numbers against plain attention"),
     "cache_bytes": ("model:cache_bytes", "K,V bytes after the probe: allocated, by formula, held by a fresh process"),
     "membership": ("membership:main", "memberships of many requests against scipy and scikit-learn"),
     "scoring": ("scoring:main", "the five tasks: our MHA against stock lm-eval, CHAI against our MHA"),

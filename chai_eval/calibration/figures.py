@@ -23,13 +23,7 @@ INSTALL = "pip install -c constraints.txt -e '.[figures]'"
 
 
 def to_be_drawn(wanted: bool | None) -> bool:
-    """Whether figures are drawn: as wanted, and for None where matplotlib is installed.
-
-    Raises
-    ------
-    SettingError
-        They are wanted, and matplotlib isn't there.
-    """
+    """Whether figures are drawn: as wanted (SettingError without matplotlib), and for None where it is installed."""
     installed = importlib.util.find_spec("matplotlib") is not None
     if wanted and not installed:
         raise SettingError(f"figures: true given, and matplotlib isn't installed; allowed: false, null, or {INSTALL}")

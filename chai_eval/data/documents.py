@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +34,11 @@ SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
 def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict[str, datasets.Dataset]:
-    """The split of `task` that lm-eval scores, in the hub's order: what `custom_dataset` in tasks/*.yaml calls.
+    """The split of one of the five tasks that lm-eval scores, in the hub's order: `custom_dataset` in tasks/ calls it.
 
-    Parameters
-    ----------
-    task
-        One of the five.
-    data_dir
-        A directory with `<task>.parquet`, `.jsonl` or `.json` in the hub's columns; None reads the fetched assets.
-
-    Raises
-    ------
-    SettingError
-        `data_dir` lacks the file or a column, or a row has a value that the task can't be scored with.
-    RunError
-        The assets aren't there and can't be fetched.
+    `data_dir` has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns; None reads the fetched assets.
+    SettingError where it lacks the file or a column, or a row has a value that the task can't be scored with; RunError
+    where the assets aren't there and can't be fetched.
     """
     import datasets
 
@@ -78,6 +68,30 @@ def calibration_passages() -> Iterator[str]:
         if text not in seen:
             seen.add(text)
             yield text
+
+
+def conversations() -> Iterator[list[dict[str, str]]]:
+    """Questions of the tasks' documents as a user asks them, each with its right answer as an assistant gives it.
+
+    In a fixed order; HellaSwag asks none.
+    """
+    for task, turns in _QUESTIONS.items():
+        for row in pq.read_table(fetch(DOCUMENTS) / f"{task}.parquet").to_pylist():
+            question, answer = turns(row)
+            yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _arc_turns(row: dict[str, Any]) -> tuple[str, str]:
+    choices = row["choices"]
+    return row["question"], choices["text"][choices["label"].index(row["answerKey"])]
+
+
+_QUESTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
+    "piqa": lambda row: (row["goal"], row[("sol1", "sol2")[row["label"]]]),
+    "arc_easy": _arc_turns,
+    "arc_challenge": _arc_turns,
+    "boolq": lambda row: (f"{row['passage']}\n\nQuestion: {row['question']}?", ("No", "Yes")[row["label"]]),
+}
 
 
 def own_file(task: str, data_dir: Path) -> Path | None:

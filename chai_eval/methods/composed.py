@@ -44,8 +44,8 @@ class ComposedMethod(Method):
     def hooks(self, model: PreTrainedModel) -> Hooks:
         parts = [each.hooks(model) for each in self.methods]
         sharing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.plans]
-        own = [each.name for each, part in zip(self.methods, parts, strict=True) if part.has_attention]
-        reads = [each.name for each, part in zip(self.methods, parts, strict=True) if part.has_reads]
+        own = [each.name for each, part in zip(self.methods, parts, strict=True) if part.changes("attention")]
+        reads = [each.name for each, part in zip(self.methods, parts, strict=True) if part.changes("reads")]
         for several, why in ((sharing, "both let heads share scores"), (own, "both have attention of their own")):
             if len(several) > 1:
                 raise _excluded(several, why)
@@ -64,7 +64,7 @@ class ComposedMethod(Method):
         if reads and guarded:
             why = f"{guarded[0]} with recluster_every takes branches apart, which {reads[0]} does not know"
             raise _excluded([*reads, *guarded], why)
-        choosing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.chooses_keys]
+        choosing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.changes("keys")]
         dropping = [each.name for each, part in zip(self.methods, parts, strict=True) if part.drops_tokens]
         if choosing and dropping:
             raise _excluded([*choosing, *dropping], f"{dropping[0]} drops tokens that {choosing[0]} chooses among")

@@ -46,27 +46,14 @@ def compare(
     """Compare methods with plain attention on sequences of tokens, in packed rows as scoring lays them out.
 
     Plain attention runs over as many passes as `HELD_BYTES` have room for the logits of, which wait on the CPU in the
-    model's precision; then each method, put in once, runs over the same passes. A sequence that is longer than all
-    that fits has one pass under each as well: its logits are held whole, whatever room they take.
+    model's precision; then each method, put in once, runs over the same passes. A pass has `LOGITS_BYTES` of logits at
+    most in any case. A sequence (of any length from 2) that is longer than all that fits has one pass under each as
+    well: its logits are held whole, whatever room they take.
 
-    Parameters
-    ----------
-    runner : Runner
-        A pass has `LOGITS_BYTES` of logits at most in any case; a longer sequence has one of its own.
-    methods : mapping of any name to Method
-    sequences : sequence of tuples of int
-        Of any lengths from 2.
-    edges : sequence of int
-        Bins of positions, see `position_edges`; none for none.
-    after : callable
-        Told after each round of passes under a method how many sequences all processes have compared in it.
-
-    Returns
-    -------
-    dict of list of dict
-        The same in all processes. By method, for each sequence `tokens` (predicted ones), the means over them that
-        `Fidelity.samples` has, `infinite_tokens`: for how many of them the divergence is infinite; and what
-        `bin_means` finds.
+    It gives, the same in all processes, by method for each sequence `tokens` (predicted ones), the means over them that
+    `Fidelity.samples` has, `infinite_tokens`: for how many of them the divergence is infinite, and what `bin_means`
+    finds between `edges` of positions, if any. `after` is told after each round of passes under a method how many
+    sequences all processes have compared in it.
     """
     model = runner.model
     asked = [ScoringRequest(each[:1], each[1:]) for each in sequences]
@@ -130,11 +117,8 @@ def _logits(model: PreTrainedModel, packed: PackedInput) -> Tensor:
 def _compare(expected: Tensor, given: Tensor, target: Tensor) -> Tensor:
     """Compare logits `[tokens, vocabulary]` that predict `target` `[tokens]`, where those `given` lie.
 
-    Returns
-    -------
-    Tensor [4, tokens], float64
-        Divergence, whether both have the same most likely token, log-likelihood under the method and under plain
-        attention.
+    It gives `[4, tokens]`, float64: divergence, whether both have the same most likely token, log-likelihood under the
+    method and under plain attention.
     """
     block = max(BLOCK_ELEMENTS // expected.shape[-1], 1)
     parts = []

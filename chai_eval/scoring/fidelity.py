@@ -16,7 +16,7 @@ from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from chai_eval.data.text import cut
+from chai_eval.data.text import Document, cut
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
@@ -74,24 +74,16 @@ class Fidelity:
 def fidelities(
     runner: Runner,
     methods: Mapping[str, Method],
-    texts: Iterable[str],
+    texts: Iterable[Document],
     *,
     tokens: int = 512,
     sequences: int | None = None,
 ) -> dict[str, Fidelity]:
     """Compare methods with plain attention on the same tokens, which it reads once for all of them.
 
-    Parameters
-    ----------
-    runner : Runner
-        Unless it says how many tokens a pass has, they are as many as have `LOGITS_BYTES` of logits.
-    methods : mapping of any name to Method
-    texts : iterable of str
-        Documents, cut into sequences that follow each other.
-    tokens : int
-        Length of a sequence, BOS included.
-    sequences : int or None
-        How many to compare; None for all there are.
+    Texts are cut into sequences of `tokens` tokens, BOS included, that follow each other; `sequences` of them are
+    compared, None for all there are. Unless the runner says how many tokens a pass has, they are as many as have
+    `LOGITS_BYTES` of logits.
 
     SettingError where there is no text, or a method does not fit the model; RunError for logits that are not finite.
     """
@@ -115,14 +107,15 @@ def _by_position_too(samples: pd.DataFrame, edges: Sequence[int]) -> Fidelity:
 
 
 def read_sequences(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], tokens: int, count: int | None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[Document],
+    tokens: int,
+    count: int | None,
 ) -> Iterator[Tokens]:
     """The first `count` sequences of `tokens` tokens, BOS included, of texts; all there are for None.
 
-    Raises
-    ------
-    SettingError
-        Where there is none.
+    SettingError where there is none.
     """
     # A sequence that is too short to predict anything tells nothing.
     read = (each for each in cut(texts, tokenizer, tokens) if len(each) > 1)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from chai_eval.benchmark import all as all_of_them
-from chai_eval.benchmark import attention, command, membership, model
+from chai_eval.benchmark import attention, command, low_rank, membership, model
 from chai_eval.benchmark.attention import LayerTensors, Shape, layer_tensors
+from chai_eval.benchmark.low_rank import LowRankTensors
 from chai_eval.benchmark.records import PUBLISHED, Row, records, rows_of, rows_table
 from chai_eval.benchmark.scoring import TaskFigures
 from chai_eval.measure.figures import Measured
@@ -40,6 +41,19 @@ def test_a_wrong_result_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerTensors, "clustered", lambda each: each.value[:, :, :1])
     with pytest.raises(AssertionError, match="off"):
         layer.check(causal=False)
+
+
+def test_decoding_at_low_rank_is_checked_before_it_is_timed_and_held_against_the_bytes_of_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["--keys", "500", "--dtypes", "float32", "--repetitions", "3", "--out", str(tmp_path)]
+    (half,), (quarter,) = low_rank.main(few), low_rank.main([*few, "--rank", "32"])
+    assert (half.limit, quarter.limit) == (256 / 192, 256 / 160)
+    assert half.reach == 0.85 * 256 / 192
+    assert len(half.details["seconds"]["low rank"]) == 3
+    monkeypatch.setattr(LowRankTensors, "reduced", LowRankTensors.plain)  # whole keys are not what is cached
+    with pytest.raises(AssertionError, match="off"):
+        low_rank.main(few)
 
 
 def test_the_cache_of_the_papers_model_is_what_the_formula_says(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from chai_eval.analyse import analyse, main
 from chai_eval.attention.membership import membership_of
 from chai_eval.attention.probe import probe_features
 from chai_eval.attention.shape import attention_shape
-from chai_eval.calibration.analysis import correlation_and_error, follow_membership
+from chai_eval.calibration.analysis import cluster_table, correlation_and_error, follow_membership
 from chai_eval.calibration.drift import EVERY_LAYER, drift_table, follow_windows, window_ends
 from chai_eval.calibration.settings import AnalysisSettings
 from chai_eval.calibration.sums import ErrorCurves
@@ -59,6 +59,21 @@ def test_membership_is_followed_probe_by_probe() -> None:
                 expected = membership_of(probe_features(block), 3)
                 lowest = expected.representative.gather(1, expected.cluster)[0]
                 assert torch.equal(found[layer][row, probe - 1], lowest)
+
+
+def test_clusters_of_a_prompt_have_each_head_once_below_their_lowest() -> None:
+    model, tokens = llama(), torch.stack(requests([12, 12]))
+    found = follow_membership(model, [tokens], [3] * LAYERS, longest=8)
+    table = cluster_table(found, probe_tokens=5)
+    for layer, rows in table.groupby("layer"):
+        heads = [list(map(int, each.split())) for each in rows["heads"]]
+        assert [each[0] for each in heads] == rows["representative"].tolist()
+        assert sorted(head for each in heads for head in each) == list(range(HEADS))
+        block = torch.from_numpy(attention_of(model, tokens[0])[layer][None, :, :5, :5])
+        labels = membership_of(probe_features(block), 3).cluster[0]
+        assert {tuple(each) for each in heads} == {
+            tuple(torch.nonzero(labels == cluster).flatten().tolist()) for cluster in labels.unique()
+        }
 
 
 def small_asked(tmp_path: Path) -> list[str]:
