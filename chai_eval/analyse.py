@@ -1,4 +1,4 @@
-"""`chai-eval analyse`: four facts about how a model's heads cluster, as data and figures."""
+"""`chai-eval analyse`: facts about how a model's heads cluster, as data and figures."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from chai_eval.calibration.analysis import (
     size_table,
 )
 from chai_eval.calibration.counts import elbows
+from chai_eval.calibration.drift import described_drift, drift_table, follow_windows, window_ends
 from chai_eval.calibration.figures import INSTALL, draw_all, to_be_drawn
 from chai_eval.calibration.settings import AnalysisSettings, check_tokens
 from chai_eval.calibration.sums import ErrorCurves
@@ -37,14 +38,12 @@ from chai_eval.store.provenance import versions
 def analyse(settings: AnalysisSettings, command: str) -> Path:
     """Analyse a model and return the folder that was written.
 
-    Raises
-    ------
-    SettingError
-        Text that isn't there or is empty, counts that don't fit the model, samples longer than it reads.
-    RunError
-        The model, the hub or the disk fails.
+    SettingError for text that isn't there or is empty, counts that don't fit the model, samples longer than it reads or
+    too short for windows; RunError where the model, the hub or the disk fails.
     """
     figures = to_be_drawn(settings.figures)
+    window = settings.window or settings.probe_tokens
+    ends = window_ends(settings.tokens, settings.probe_tokens, window) if settings.drift else []
     text = open_text(settings.text, settings.seed)
     model, tokenizer = load(settings.model)
     check_tokens(settings.tokens, model)
@@ -65,9 +64,13 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
         "membership_changes": change_table(membership, counts, attention_shape(model)),
         "cluster_sizes": size_table(membership, settings.probe_tokens),
     }
+    if settings.drift:
+        followed = follow_windows(model, together, counts, settings.probe_tokens, window, ends)
+        tables["cluster_drift"] = drift_table(followed, counts, ends, attention_shape(model))
     described = {
         "model": {"name": settings.model.name, "fingerprint": fingerprint(model)},
         "clusters": counts,
+        **({"drift": described_drift(tables["cluster_drift"])} if settings.drift else {}),
         "provenance": {
             "text": text.name,
             "samples": len(samples),
@@ -84,6 +87,8 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
 
 def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, Any], figures: bool) -> None:
     try:
+        for earlier in folder.glob("cluster_drift.*"):
+            earlier.unlink()
         for name, table in tables.items():
             (folder / f"{name}.png").unlink(missing_ok=True)  # of other data than what is written now
             write_whole(folder / f"{name}.parquet", partial(table.to_parquet, index=False))

@@ -61,20 +61,10 @@ log = logging.getLogger("chai_eval")
 
 
 def calibrate(settings: CalibrationSettings, command: str) -> Path:
-    """Calibrate a model and return the folder that was written.
+    """Calibrate a model and return the folder that was written; the command is recorded as having made it.
 
-    Parameters
-    ----------
-    settings : CalibrationSettings
-    command : str
-        What is recorded as having made it.
-
-    Raises
-    ------
-    SettingError
-        Text that isn't there or is empty, a model that can't be taken over, samples longer than it reads.
-    RunError
-        The model, the hub or the disk fails.
+    SettingError for text that isn't there or is empty, a model that can't be taken over, samples longer than it reads;
+    RunError where the model, the hub or the disk fails.
     """
     text = open_text(settings.text, settings.seed)
     model, tokenizer = load(settings.model)
@@ -154,10 +144,7 @@ def _write_moments(
 def held_for_calibration(folder: Path) -> Iterator[None]:
     """Keep other processes from calibrating into a folder while the context lasts.
 
-    Raises
-    ------
-    RunError
-        Where one is at it, or the folder can't be written.
+    RunError where one is at it, or the folder can't be written.
     """
 
     def taken() -> None:

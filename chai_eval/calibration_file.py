@@ -62,12 +62,8 @@ def write_calibration(
 ) -> None:
     """Write a calibration in place of an older one, with checksums of both files.
 
-    The description goes last. Until it does, an older one refuses the new tensors by their checksum.
-
-    Raises
-    ------
-    RunError
-        A full disk, or a folder that can't be written.
+    The description goes last. Until it does, an older one refuses the new tensors by their checksum. RunError for a
+    full disk, or a folder that can't be written.
     """
     saved, name = save({name: each.contiguous() for name, each in tensors.items()}), f"{stem}.safetensors"
     try:
@@ -85,17 +81,9 @@ def runs(counts: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibration on the disk, opened.
+    """A calibration on the disk, opened: `calibration.json`, with the checksum of the tensors, as its `document`.
 
-    Attributes
-    ----------
-    folder : Path
-    document : Document
-        `calibration.json`, and the checksum of the tensors.
-    setting : str
-        The setting that named it, for messages.
-    stem : str
-        Which pair of files: `CLUSTERS` or `MOMENTS`.
+    `setting` is the one that named it, for messages; `stem` says which pair of files: `CLUSTERS` or `MOMENTS`.
     """
 
     folder: Path
@@ -112,22 +100,13 @@ class Calibration:
     def sha256(self) -> str:
         """Of what it says and of its tensors, in hex: the same whether it has checksums or not.
 
-        Raises
-        ------
-        SettingError
-            Where the tensors are not those that it names.
+        SettingError where the tensors are not those that it names.
         """
         said = hashlib.sha256(json.dumps(self.description, indent=1).encode() + b"\n")
         return hashlib.sha256(said.digest() + bytes.fromhex(self._checked[1])).hexdigest()
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the file, on the CPU.
-
-        Raises
-        ------
-        SettingError
-            Where this calibration does not have it, or the file can't be read.
-        """
+        """A tensor of the file, on the CPU; SettingError where it isn't there, or the file can't be read."""
         if not self.has(name):
             made_for = self.description["model"].get("name", "…")
             raise SettingError(f"{self.setting}: calibration {self.folder} has no {name}; {_made_by(made_for)}")
@@ -166,13 +145,7 @@ class Calibration:
             raise _unreadable(self.setting, file, error) from error
 
     def check(self, model: PreTrainedModel) -> None:
-        """Refuse a calibration that was made for another model.
-
-        Raises
-        ------
-        SettingError
-            Naming both.
-        """
+        """Refuse a calibration that was made for another model, by a SettingError that names both."""
         made_for, given = self.description["model"], identity(model)
         differing = [key for key in given if key in made_for and made_for[key] != given[key]]
         if differing:
@@ -205,9 +178,7 @@ def calibrated_presets() -> dict[str, list[list[int]]]:
 def check_description(model: str, setting: str) -> None:
     """Refuse a damaged description of a model's calibration, if it has one: another one would give other counts.
 
-    Raises
-    ------
-    SettingError
+    Raises SettingError.
     """
     files = (file for root in _roots() for file in root.glob(f"*/{DESCRIPTION}") if file.parent.name == model)
     if file := next(files, None):
@@ -225,21 +196,9 @@ def _read_description(file: Path, setting: str) -> Document:
 
 
 def calibration(name_or_path: str, setting: str = "calibration", stem: str = CLUSTERS) -> Calibration:
-    """Open a calibration.
+    """Open a calibration by a model's name, a folder, or the `calibration.json` in it; the rest is as it has it.
 
-    Parameters
-    ----------
-    name_or_path : str
-        A model's name, a folder, or the `calibration.json` in it.
-    setting : str
-        What messages call it.
-    stem : str
-        Which pair of files: `CLUSTERS` or `MOMENTS`.
-
-    Raises
-    ------
-    SettingError
-        Where there is none, or it can't be read.
+    SettingError where there is none, or it can't be read.
     """
     given = Path(name_or_path).expanduser()
     folders = [given.parent if given.suffix in (".json", ".safetensors") else given]

@@ -69,11 +69,7 @@ def sha256_of(path: Path) -> str:
 def write_document(path: Path, content: Mapping[str, Any], files: Mapping[str, str] | None) -> None:
     """Write a JSON document whole, sealed with the checksums of `files`; without any (None) it gets none itself.
 
-    Raises
-    ------
-    OSError
-    TypeError, ValueError
-        For values that JSON doesn't have, NaN among them.
+    Raises OSError; TypeError or ValueError for values that JSON doesn't have, NaN among them.
     """
     whole = content if files is None else sealed(content, files)
     write_whole(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")

@@ -95,14 +95,8 @@ class Evaluation:
     def result(self) -> Result:
         """Take the scores from an earlier result of the same key, or score.
 
-        An unfinished result is gone on with, a damaged one is set aside.
-
-        Raises
-        ------
-        SettingError
-            Where it has to be scored, and `results_dir` can't be written.
-        RunError
-            Where scoring fails; `status` then says why.
+        An unfinished result is gone on with, a damaged one is set aside. SettingError where it has to be scored, and
+        `results_dir` can't be written; RunError where scoring fails: `status` then says why.
         """
         folder, ranks = self.folder, self.ranks
         with ranks.together(), ExitStack() as holding:

@@ -16,12 +16,8 @@ PATIENCE = 10.0
 def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> None:
     """Write a file beside its place, bring it to the disk, and rename it into place; its folder is made.
 
-    A callable as content fills the file whose path it is given.
-
-    Raises
-    ------
-    OSError
-        Nothing half-written is left then, and what stood at `path` still stands.
+    A callable as content fills the file whose path it is given. After an OSError nothing half-written is left, and what
+    stood at `path` still stands.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

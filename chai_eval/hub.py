@@ -57,15 +57,8 @@ def unreachable() -> str | None:
 def hub(*, asked: bool = True) -> Iterator[None]:
     """Load from the hub within this; where it can't be reached, what is in the cache is loaded without asking it.
 
-    Parameters
-    ----------
-    asked : bool
-        False for what is loaded from a directory, where this does nothing.
-
-    Raises
-    ------
-    ConnectionError
-        In place of the client's own errors, where what is wanted isn't in the cache.
+    ConnectionError, in place of the client's own errors, where what is wanted isn't in the cache. For what is loaded
+    from a directory (not `asked`) this does nothing.
     """
     from huggingface_hub import constants
 

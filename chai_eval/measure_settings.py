@@ -99,10 +99,7 @@ class Point:
 def parse_measure(values: Mapping[str, Any]) -> MeasureSettings | None:
     """Settings from a file of `conf/measure` with the user's changes; None for `off`.
 
-    Raises
-    ------
-    SettingError
-        For a setting that is unknown or has a wrong value.
+    SettingError for a setting that is unknown or has a wrong value.
     """
     given = dict(values)
     kind = given.pop("name", "off")
@@ -123,12 +120,7 @@ def given_while_off(setting: str) -> SettingError:
 
 
 def check_positions(settings: MeasureSettings, model: PreTrainedModel) -> None:
-    """Refuse prompts that, with what is generated after them, go beyond what the model reads, if it knows an end.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Refuse, by SettingError, prompts that with what is generated after them go beyond the model's positions."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     new, longest = max(settings.new_tokens), max(settings.lengths)
     if positions is None or longest + new <= positions:

@@ -45,14 +45,8 @@ def run(settings: Settings, session: Session) -> Report:
     """Score a method and its baseline on the same documents, task by task.
 
     A task that fails is reported and doesn't end the others; where only its comparison of next tokens does, its scores
-    are in the table all the same.
-
-    Raises
-    ------
-    SettingError
-        Where a setting has a wrong value; nothing has been written then.
-    RunError
-        Where the model or a task can't be loaded.
+    are in the table all the same. SettingError where a setting has a wrong value: nothing has been written then.
+    RunError where the model or a task can't be loaded.
     """
     names = check(settings, session)
     method = build_method(settings.method.name, **settings.method.options)

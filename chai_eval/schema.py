@@ -31,14 +31,10 @@ def setting(
     typed: str | None = None,
     composed: Any = ...,
 ) -> Any:
-    """A field of a class of settings.
+    """A field of a class of settings, with its default and what `--help` says about it.
 
     Parameters
     ----------
-    default
-        Its value unless it is given.
-    says
-        What `--help` says about it.
     allowed
         What an error says is allowed, where the type doesn't say it well.
     typed
@@ -84,17 +80,9 @@ def group(read_values: Callable[[Mapping[str, Any]], Any]) -> BeforeValidator:
 
 
 def read(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
-    """Make settings of values under the names that users type.
+    """Make settings of values under the names that users type, after a prefix such as `model.`.
 
-    Parameters
-    ----------
-    prefix
-        What users type before these names: `model.`.
-
-    Raises
-    ------
-    SettingError
-        For the first setting that is unknown, missing or has a wrong value.
+    SettingError for the first setting that is unknown, missing or has a wrong value.
     """
     known = [name for name, _, _ in _fields(kind, flat=True)]
     for name in values:

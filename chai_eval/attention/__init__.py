@@ -8,7 +8,7 @@ from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import full_attention, shared_attention, stored
 from chai_eval.attention.masks import Chunk, UnsupportedModel
 from chai_eval.attention.membership import Membership, membership_from_labels, membership_of
-from chai_eval.attention.passes import AttentionCall, ForwardPass, Takeover
+from chai_eval.attention.passes import AttentionCall, Takeover
 from chai_eval.attention.probe import probe_features, probe_probabilities
 from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows
@@ -23,7 +23,6 @@ __all__ = [
     "ClusteredCache",
     "Composed",
     "FixedPlan",
-    "ForwardPass",
     "Hooks",
     "Membership",
     "Plan",

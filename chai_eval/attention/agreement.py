@@ -19,7 +19,7 @@ from chai_eval.attention.inject import take_over
 from chai_eval.attention.layer import full_attention, stored
 from chai_eval.attention.logits import keeping, logits_at
 from chai_eval.attention.masks import UnsupportedModel, Window
-from chai_eval.attention.passes import CACHE_NAMES, AttentionCall, Takeover
+from chai_eval.attention.passes import AttentionCall, Takeover, cache_in
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.attention.rows import Rows
 from chai_eval.attention.shape import attention_layers, attention_shape
@@ -43,17 +43,9 @@ def own_scores(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -
 
 @torch.no_grad()
 def check_agreement(model: PreTrainedModel) -> dict[int, Window | None]:
-    """Compare our multi-head attention with a model's own.
+    """Compare our multi-head attention with a model's own; return how far back each layer looks, by its number.
 
-    Returns
-    -------
-    dict of int to int, Chunk or None
-        How far back each layer looks.
-
-    Raises
-    ------
-    UnsupportedModel
-        Where logits differ, or the attention can't be taken over.
+    Raises UnsupportedModel where logits differ, or the attention can't be taken over.
     """
     attention_layers(model)
     kind, texts = model.config.model_type, _Texts.of(model)
@@ -77,25 +69,15 @@ def longest_window(config: Any) -> int:
     Whatever is named so counts, whether the model uses it or not.
     """
     most = getattr(config, "max_position_embeddings", None) or torch.iinfo(torch.int64).max
-    named = [value for name, value in config.to_dict().items() if _names_a_window(name)]
+    values = {name: value for name, value in config.to_dict().items() if "window" in name or "chunk" in name}
+    named = [value for name, value in values.items() if name not in ("max_window_layers", "chunk_size_feed_forward")]
     widths = [width for value in named for width in (value if isinstance(value, list) else [value])]
     return max((width for width in widths if type(width) is int and 0 < width < most), default=0)
 
 
-def _names_a_window(name: str) -> bool:
-    return ("window" in name or "chunk" in name) and name not in ("max_window_layers", "chunk_size_feed_forward")
-
-
 @dataclass(frozen=True)
 class _Texts:
-    """A long text, and a short one that goes on in two ways.
-
-    Attributes
-    ----------
-    long : Tensor [long], int64
-    short : Tensor [short], int64
-    branches : Tensor [2, branch], int64
-    """
+    """Tokens of a long text `[long]`, and of a short one `[short]` that goes on in two ways, `[2, branch]`; int64."""
 
     long: Tensor
     short: Tensor
@@ -132,8 +114,7 @@ class _Texts:
         for stop in (ids.shape[1] - DECODED, ids.shape[1] - 1, ids.shape[1]):
             given = {"input_ids": ids[:, start:stop], "attention_mask": mask[:, :stop], "use_cache": True}
             out = model(**given, **cache, **keeping(model, 1))  # as `generate` asks
-            name = next(name for name in CACHE_NAMES if name in out)
-            cache, start = {name: out[name]}, stop
+            cache, start = cache_in(out), stop
             found.append(out.logits[:, -1])
         return torch.cat(found)
 

@@ -32,13 +32,9 @@ class Hooks:
     In a layer they come in this order: `states`, `keys`, then attention (with shared scores, or the method's own), in
     which queries meet keys under `reads`, and `heads`.
 
-    Parameters
-    ----------
-    plans : mapping of int to Plan
-        Layers in which heads share scores, by number.
-    prefill : "auto", "two_step" or "one_pass"
-        Whether the tokens after the probe are projected for representatives only, in a second step; "auto" does so
-        where it pays. Results are the same up to rounding.
+    `plans` are for layers in which heads share scores, by number. With `prefill` "two_step" the tokens after the probe
+    are projected for representatives only, in a second step, which "auto" does where it pays; "one_pass" never. Results
+    are the same up to rounding.
     """
 
     # What becomes of a key depends on its position, not on its distance from queries alone.
@@ -61,11 +57,8 @@ class Hooks:
     def states(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Other queries, keys and values, before anything is scored or cached.
 
-        Parameters
-        ----------
-        query : Tensor [rows, heads, length, head_dim]
-        key, value : Tensor [rows, kv_heads, length, head_dim]
-            Other key and value heads may be given back, as many as divide the query heads.
+        Queries are `[rows, heads, length, head_dim]`, keys and values `[rows, kv_heads, length, head_dim]`; other key
+        and value heads may be given back, as many as divide the query heads.
         """
         return query, key, value
 
@@ -80,14 +73,8 @@ class Hooks:
         """The keys that each query may read, by both: `[rows, n, queries, keys]`, bool; None for all.
 
         Where heads share scores it is asked for representatives, after their probe; attention of a method's own does
-        not ask.
-
-        Parameters
-        ----------
-        query : Tensor [rows, n, queries, head_dim]
-            In columns `first` and after.
-        key : Tensor [rows, n or a divisor of it, keys, head_dim]
-            Of the whole rows, perhaps with free room behind.
+        not ask. Queries, `[rows, n, queries, head_dim]`, are in columns `first` and after; keys, `[rows, n or a divisor
+        of it, keys, head_dim]`, are those of the whole rows, perhaps with free room behind.
         """
         return None
 
@@ -104,7 +91,7 @@ class Hooks:
         chosen = self.keys(call, source)
         if chosen is not None:
             call = replace(call, view=replace(call.view, chosen=chosen))
-        if self.has_reads:
+        if self.changes("reads"):
             call = replace(call, view=replace(call.view, choose=partial(self.reads, call)))
         out = self.attention(call, source)
         if out is None:
@@ -112,34 +99,13 @@ class Hooks:
         return self.heads(call, out)
 
     def check_window(self, layer: int, window: Window | None) -> None:
-        """Refuse a layer that looks back no further than `window`, where that is too near.
-
-        Raises
-        ------
-        UnsupportedModel
-        """
+        """Refuse a layer that looks back no further than `window` where that is too near; raises UnsupportedModel."""
         if layer in self.plans:
             self.plans[layer].check_window(window)
 
-    @property
-    def computes_states(self) -> bool:
-        """`states` needs all heads of what the model computes."""
-        return type(self).states is not Hooks.states
-
-    @property
-    def chooses_keys(self) -> bool:
-        """Some queries may read some keys only."""
-        return type(self).keys is not Hooks.keys
-
-    @property
-    def has_attention(self) -> bool:
-        """Some layers may have attention of the method's own."""
-        return type(self).attention is not Hooks.attention
-
-    @property
-    def has_reads(self) -> bool:
-        """Which keys a query reads may depend on both."""
-        return type(self).reads is not Hooks.reads
+    def changes(self, hook: Literal["states", "keys", "reads", "attention"]) -> bool:
+        """Whether a hook may change anything."""
+        return getattr(type(self), hook) is not getattr(Hooks, hook)
 
 
 class Composed(Hooks):
@@ -184,24 +150,13 @@ class Composed(Hooks):
         for part in self.parts:
             part.check_window(layer, window)
 
-    @property
-    def computes_states(self) -> bool:
-        return any(part.computes_states for part in self.parts)
-
-    @property
-    def has_reads(self) -> bool:
-        return any(part.has_reads for part in self.parts)
+    def changes(self, hook: Literal["states", "keys", "reads", "attention"]) -> bool:
+        return any(part.changes(hook) for part in self.parts)
 
 
 @contextmanager
 def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterator[Takeover]:
-    """Run a model under a method's hooks while the context lasts.
-
-    Parameters
-    ----------
-    made_by : str
-        What caches are marked with, see `take_over`.
-    """
+    """Run a model under a method's hooks while the context lasts; `made_by` marks its caches, see `take_over`."""
 
     def computed(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return hooks.attend(call, Computed(*hooks.states(call, query, key, value)))
@@ -211,7 +166,7 @@ def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterato
         take_over(model, computed, made_by=made_by, probe_tokens=probe, own_positions=hooks.by_position) as handle,
         ExitStack() as stack,
     ):
-        if not hooks.computes_states:
+        if not hooks.changes("states"):  # which needs all heads of what the model computes
             for index, module in attention_layers(model).items():
                 kind = module_kind(module) if index in hooks.plans.keys() | hooks.narrow else None
                 if kind is not None:

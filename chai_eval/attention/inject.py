@@ -48,7 +48,6 @@ def take_over(
 
     Parameters
     ----------
-    model : PreTrainedModel
     attend : Attend
         Is given keys and values of the pass alone; where there is a cache, it stores them (see `layer.stored`).
     only_rows : bool
@@ -61,13 +60,9 @@ def take_over(
         Where a padded batch comes without `position_ids`, tokens have those of their own request: what is left of it
         does not count.
 
-    Raises
-    ------
-    UnsupportedModel
-        See `attention_layers`; or, in a forward pass, where the attention uses something we do not compute.
-    ValueError
-        Where another method is applied already; in a forward pass, for a cache that was filled without the method, or
-        an attention mask that is not `[batch, tokens]`.
+    Raises UnsupportedModel as `attention_layers` does, and in a forward pass where the attention uses something we do
+    not compute; ValueError where another method is applied already, and in a forward pass for a cache that was filled
+    without the method, or an attention mask that is not `[batch, tokens]`.
     """
     layers, stack = attention_layers(model), layer_stack(model)
     if getattr(stack, "_chai_eval_applied", False):
@@ -95,14 +90,9 @@ def take_over(
 
 
 class _Injection:
-    """What transformers calls while a model's attention is taken over.
+    """What transformers calls, by the name that it knows, while a model's attention is taken over.
 
-    Parameters
-    ----------
-    name : str
-        Under which it is known to transformers.
-    padded : callable
-        Makes the pass of an ordinary batch from what the model is called with.
+    `padded` makes the pass of an ordinary batch from what the model is called with.
     """
 
     def __init__(
@@ -125,7 +115,8 @@ class _Injection:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """The attention of one layer, as `AttentionInterface` asks for it."""
-        kind, forward = self.config.model_type, self.handle.passes[-1]
+        kind, forward = self.config.model_type, self.handle.current
+        assert forward is not None
         _refuse_extras(kind, kwargs)
         _check_call(kind, self.layers, module, query, forward)
         scaling = kwargs["scaling"] if kwargs.get("scaling") is not None else query.shape[-1] ** -0.5
@@ -138,7 +129,8 @@ class _Injection:
 
     def mask(self, *args: Any, mask_function: Any, **kwargs: Any) -> LayerMask:
         """What layers are given as a mask, as `AttentionMaskInterface` asks for it."""
-        return layer_mask(self.config.model_type, mask_function, packed=self.handle.passes[-1].packed)
+        assert self.handle.current is not None
+        return layer_mask(self.config.model_type, mask_function, packed=self.handle.current.packed)
 
     def before(
         self, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -153,15 +145,15 @@ class _Injection:
         if forward.rows.past is None:
             self.rotary.forget()
         forward.use_cache(True)
-        self.handle.passes.append(forward)
+        self.handle.current = forward
         self.config._attn_implementation = self.name
         return (), kwargs
 
     def after(self, stack: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Point the config back, and see that no layer went another way."""
-        if not self.handle.passes:
+        forward, self.handle.current = self.handle.current, None
+        if forward is None:
             return
-        forward = self.handle.passes.pop()
         forward.use_cache(False)
         _restore(self.original)
         if output is not None and forward.layers_seen != set(self.layers):

@@ -23,28 +23,24 @@ FEW_QUERIES = 16
 
 
 def attend(plan: Plan | None, source: Source, view: View, store: RowLayer | None) -> Tensor:
-    """Attention of one layer in one forward pass.
+    """Attention of one layer in one forward pass: `[rows, heads, length, head_dim]`.
 
     Parameters
     ----------
     plan : Plan or None
         How heads share scores; None where every head has its own.
     source : Source
-        Queries, keys and values of the pass, `[rows, heads, length, head_dim]`.
-    view : View
+        Queries, keys and values of the pass.
     store : RowLayer or None
         The layer's cache, which keeps what the pass adds.
-
-    Returns
-    -------
-    Tensor [rows, heads, length, head_dim]
     """
     if plan is None:
         return full_attention(source.query(), *stored(store, source.key(), source.value(), view.rows), view)
     plan.check_window(view.window)
     shared = None if store is None else store.shared
     if shared is None and isinstance(plan, FixedPlan):
-        shared = _share(plan, plan.membership.on(source.device).expand(view.rows.count), source)
+        membership = plan.membership.changed(lambda each: each.to(source.device).expand(view.rows.count, -1))
+        shared = _share(plan, membership, source)
     if shared is not None:
         return _after_probe(shared, source, view, store)
     assert isinstance(plan, ProbePlan)
@@ -138,27 +134,17 @@ def stored(store: RowLayer | None, key: Tensor, value: Tensor, rows: Rows) -> tu
 def exact_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """Causal attention of the probe tokens, every head by its own scores in float32 (step 1).
 
-    Parameters
-    ----------
-    query : Tensor [rows, heads, probe, head_dim]
-    key, value : Tensor [rows, kv_heads, probe, head_dim]
+    Queries are `[rows, heads, probe, head_dim]`, and so is what comes out; keys and values have `kv_heads`.
     """
     own = probe_probabilities(query, key, scaling)
     return torch.matmul(own.to(value.dtype), repeat_heads(value, query.shape[1]))
 
 
 def full_attention(query: Tensor, key: Tensor, value: Tensor, view: View) -> Tensor:
-    """Multi-head attention of every row, each head with its own scores.
+    """Multi-head attention of every row, each head with its own scores: `[rows, heads, length, head_dim]`, as queries.
 
-    Parameters
-    ----------
-    query : Tensor [rows, heads, length, head_dim]
-    key, value : Tensor [rows, kv_heads, keys, head_dim]
-        `keys` is `length`, or more where the pass goes on from a cache.
-
-    Returns
-    -------
-    Tensor [rows, heads, length, head_dim]
+    Keys and values are `[rows, kv_heads, keys, head_dim]`: `length` of them, or more where the pass goes on from a
+    cache.
     """
     heads, length, rows = query.shape[1], query.shape[2], view.rows
     view = view.choosing(query, key)
@@ -186,8 +172,8 @@ def shared_attention(
 ) -> Tensor:
     """Attention in which each head uses its representative's probabilities with its own values.
 
-    The probabilities of a cluster are computed once and shared; nothing of size heads × queries × keys is written for
-    more than a few queries.
+    It gives `[rows, heads, queries, head_dim]`. The probabilities of a cluster are computed once and shared; nothing of
+    size heads × queries × keys is written for more than a few queries.
 
     Parameters
     ----------
@@ -197,23 +183,17 @@ def shared_attention(
         Of `shared.key_heads`. There may be free room behind the keys that count; so in `value`.
     value : Tensor [rows, kv_heads, keys, head_dim]
         Of all heads; with `shared.share_value` of `shared.key_heads`.
-
-    Returns
-    -------
-    Tensor [rows, heads, queries, head_dim]
     """
-    few, membership = query.shape[2] <= FEW_QUERIES, shared.membership
+    membership = shared.membership
     if view.choose is not None:
         view = view.choosing(query, heads_of(key, shared.slot), first)
-    if not few:
-        key = heads_of(key, shared.slot)
-    if not shared.share_value:
-        if few:
-            return decode.attend(query, key, value, shared, view, first)
-        return prefill.attend(query, key, value, membership, view, first)
-    if few:
+    if query.shape[2] <= FEW_QUERIES:
         out = decode.attend(query, key, value, shared, view, first)
-    else:
+    elif shared.share_value:
         alone = Membership.every_head(len(query), membership.clusters, value.device)
-        out = prefill.attend(query, key, heads_of(value, shared.slot), alone, view, first)
-    return heads_of(out, membership.cluster)  # a member's output is its representative's
+        key, value = heads_of(key, shared.slot), heads_of(value, shared.slot)
+        out = prefill.attend(query, key, value, alone, view, first)
+    else:
+        out = prefill.attend(query, heads_of(key, shared.slot), value, membership, view, first)
+    # A member whose value is shared has its representative's output.
+    return heads_of(out, membership.cluster) if shared.share_value else out

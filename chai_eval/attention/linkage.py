@@ -19,23 +19,13 @@ FEW = 2
 
 
 def merge_order(distance: NDArray[np.float64], clusters: int) -> NDArray[np.intp]:
-    """Which heads average linkage merges, in order, until a number of clusters is left.
+    """Which heads average linkage merges, in order, until 1 to `heads` clusters are left.
 
     Each step merges the two clusters with the smallest mean distance; among ties, the pair with the lowest heads.
     The distance of a merged cluster to another is the mean weighted by size (Lance and Williams, 1967).
 
-    Parameters
-    ----------
-    distance : array [rows, heads, heads]
-        Symmetric, from 0 to 2.
-    clusters : int
-        1 to heads.
-
-    Returns
-    -------
-    array [heads - clusters, 2, rows]
-        Of each merge the lowest head of the first cluster, which names what was merged from then on, and that of the
-        second.
+    Distances `[rows, heads, heads]` are symmetric, from 0 to 2. It gives, `[heads - clusters, 2, rows]`, of each merge
+    the lowest head of the first cluster, which names what was merged from then on, and that of the second.
     """
     # Distances are whole numbers of `TIE`, and so are means of them once rounded: the same in every batch, with ties
     # that are equal to the bit. What is no number (of a model gone wrong, which scoring tells) counts as nearest, so

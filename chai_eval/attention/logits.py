@@ -12,16 +12,8 @@ from transformers import PreTrainedModel
 def logits_at(model: PreTrainedModel, places: Tensor, **given: Any) -> Tensor:
     """Logits of some tokens of a pass of shape `[1, tokens]`; others are not computed where the model can leave them.
 
-    Parameters
-    ----------
-    places : Tensor [n], int64
-        Ascending, each once.
-    **given
-        What the model is called with.
-
-    Returns
-    -------
-    Tensor [n, vocabulary]
+    `places` `[n]`, int64, are ascending, each once; the logits are `[n, vocabulary]`. `given` is what the model is
+    called with.
     """
     kept = keeping(model, places)
     logits: Tensor = model(**given, **kept).logits[0]
@@ -29,12 +21,9 @@ def logits_at(model: PreTrainedModel, places: Tensor, **given: Any) -> Tensor:
 
 
 def keeping(model: PreTrainedModel, wanted: int | Tensor) -> dict[str, int | Tensor]:
-    """What to call a model with for the logits of its last tokens, or of some, alone; nothing where it can't leave any.
+    """What to call a model with for the logits of some tokens alone: so many of the last, or which, `[n]`, int64.
 
-    Parameters
-    ----------
-    wanted : int or Tensor [n], int64
-        How many of the last, or which.
+    Nothing where it can't leave any.
     """
     known = inspect.signature(model.forward).parameters
     return {"logits_to_keep": wanted} if "logits_to_keep" in known else {}

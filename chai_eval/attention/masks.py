@@ -39,10 +39,7 @@ def width(window: Window) -> int:
 
 
 def within(window: Window, query: Tensor, key: Tensor) -> Tensor:
-    """Whether keys are near enough to be seen, by positions that broadcast against each other; bool.
-
-    Causality is another matter.
-    """
+    """Whether keys are near enough to be seen (causality aside), by positions that broadcast to each other; bool."""
     if isinstance(window, Chunk):
         return query // window.size == key // window.size
     return query - key < window
@@ -52,14 +49,7 @@ class LayerMask:
     """What layers are given in place of a mask tensor: how far back they look.
 
     A model that reads its mask, rather than handing it on, needs the tensor: whatever it does ends in a refusal.
-
-    Parameters
-    ----------
-    kind : str
-        The model's type, for messages.
-    window : int, Chunk or None
-    refusal : str or None
-        Why layers that are given this mask can't be computed; a model may make masks that no layer takes.
+    `refusal` says why layers that are given this mask can't be computed; a model may make masks that no layer takes.
     """
 
     __slots__ = ("kind", "refusal", "window")
@@ -93,21 +83,10 @@ class LayerMask:
 
 
 def layer_mask(kind: str, mask_function: Callable[..., Any], *, packed: bool) -> LayerMask:
-    """Read what a mask function lets a layer see.
+    """Read what a mask function, as `transformers.masking_utils` gives it to a mask interface, lets a layer see.
 
-    Parameters
-    ----------
-    kind : str
-        The model's type, for messages.
-    mask_function : callable
-        As `transformers.masking_utils` gives it to a mask interface.
-    packed : bool
-        The pass is one of packed rows, whose requests we tell apart ourselves.
-
-    Raises
-    ------
-    ValueError
-        For requests packed by their positions.
+    Where the pass is one of `packed` rows we tell their requests apart ourselves; ValueError for any others that are
+    packed by their positions.
     """
     windows: set[Window] = set()
     causal = False
@@ -138,11 +117,8 @@ def layer_mask(kind: str, mask_function: Callable[..., Any], *, packed: bool) ->
 def window_given(kind: str, mask: object) -> Window | None:
     """The window of a layer, from the mask that it was called with.
 
-    Raises
-    ------
-    UnsupportedModel
-        For anything but causal attention, perhaps within one window; for a mask that the model made by itself, or none
-        at all: what it hides is not known then.
+    Raises UnsupportedModel for anything but causal attention, perhaps within one window; for a mask that the model made
+    by itself, or none at all: what it hides is not known then.
     """
     if isinstance(mask, LayerMask):
         if mask.refusal is not None:

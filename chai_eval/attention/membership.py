@@ -5,6 +5,7 @@ Steps 3 and 4 of the design (docs/design.md, section 3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -20,16 +21,10 @@ Representative = Literal["first", "medoid"]
 
 @dataclass(frozen=True)
 class Membership:
-    """Clusters of the heads of one layer, for each row of a batch.
+    """Clusters of the heads of one layer, for each row of a batch, numbered by their lowest head.
 
-    Clusters are numbered by their lowest head.
-
-    Attributes
-    ----------
-    cluster : Tensor [rows, heads], int64
-        The cluster each head belongs to.
-    representative : Tensor [rows, clusters], int64
-        The head whose queries and keys stand in for the cluster.
+    `cluster`, `[rows, heads]`, is the one that each head belongs to; `representative`, `[rows, clusters]`, the head
+    whose queries and keys stand in for the cluster; both int64.
     """
 
     cluster: Tensor
@@ -52,25 +47,15 @@ class Membership:
         number = torch.arange(heads, device=device).expand(rows, -1)
         return cls(number, number)
 
-    def on(self, device: torch.device) -> Membership:
-        """The same on another device."""
-        return Membership(self.cluster.to(device), self.representative.to(device))
-
-    def expand(self, rows: int) -> Membership:
-        """The one membership (of one row) for every one of `rows` rows."""
-        return Membership(self.cluster.expand(rows, -1), self.representative.expand(rows, -1))
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Membership:
+        """The same with both tensors moved to another device, or for other rows."""
+        return Membership(change(self.cluster), change(self.representative))
 
 
 def cosine_distance(features: Tensor) -> Tensor:
-    """d(i, j) = 1 - x_i · x_j / (|x_i| |x_j|), in float64.
+    """d(i, j) = 1 - x_i · x_j / (|x_i| |x_j|) of features `[rows, heads, n]`.
 
-    Parameters
-    ----------
-    features : Tensor [rows, heads, n]
-
-    Returns
-    -------
-    Tensor [rows, heads, heads], float64, zero on the diagonal, symmetric to the bit
+    It is `[rows, heads, heads]`, float64, zero on the diagonal, symmetric to the bit.
     """
     unit = torch.nn.functional.normalize(features.double(), dim=-1)
     half = torch.full((), 0.5, dtype=unit.dtype, device=unit.device)
@@ -84,17 +69,7 @@ def cosine_distance(features: Tensor) -> Tensor:
 def average_linkage(distance: Tensor, clusters: int) -> Tensor:
     """Agglomerative clustering with average linkage of every row, down to a number of clusters, as `merge_order` says.
 
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads], float64
-        Symmetric, from 0 to 2.
-    clusters : int
-        1 to heads.
-
-    Returns
-    -------
-    Tensor [rows, heads], int64
-        For each head the lowest head of its cluster.
+    From distances `[rows, heads, heads]`, float64, to `[rows, heads]`, int64: for each head the lowest of its cluster.
     """
     rows, heads, _ = distance.shape
     first = np.arange(0, rows * heads, heads)
@@ -107,17 +82,9 @@ def average_linkage(distance: Tensor, clusters: int) -> Tensor:
 
 
 def partitions(distance: Tensor) -> Tensor:
-    """The clusters of `average_linkage` for each number of clusters.
+    """The clusters of `average_linkage` for each number of clusters: `[rows, heads, heads]`, int64.
 
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads], float64
-        Symmetric, from 0 to 2.
-
-    Returns
-    -------
-    Tensor [rows, heads, heads], int64
-        Entry (row, k - 1, head): the lowest head of the head's cluster when there are k.
+    Entry (row, k - 1, head) is the lowest head of the head's cluster when there are k.
     """
     rows, heads, _ = distance.shape
     found = [np.broadcast_to(np.arange(heads), (rows, heads))]
@@ -127,15 +94,7 @@ def partitions(distance: Tensor) -> Tensor:
 
 
 def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
-    """Membership with the first head of each cluster as its representative.
-
-    Parameters
-    ----------
-    lowest : Tensor [rows, heads], int64
-        For each head the lowest head of its cluster, as `average_linkage` gives it.
-    clusters : int
-        Number of clusters in every row.
-    """
+    """The membership in `clusters` clusters that `average_linkage` gave, their first heads the representatives."""
     rows, heads = lowest.shape
     is_first = lowest == torch.arange(heads, device=lowest.device)
     number = is_first.cumsum(1) - 1
@@ -145,13 +104,7 @@ def membership_from_labels(lowest: Tensor, clusters: int) -> Membership:
 def medoids(distance: Tensor, membership: Membership) -> Tensor:
     """The member of each cluster with the smallest summed distance to the others; the lowest head among ties.
 
-    Parameters
-    ----------
-    distance : Tensor [rows, heads, heads]
-
-    Returns
-    -------
-    Tensor [rows, clusters], int64
+    From distances `[rows, heads, heads]` to `[rows, clusters]`, int64.
     """
     same = membership.cluster[:, :, None] == membership.cluster[:, None, :]
     cost = (distance * same).sum(-1)  # [rows, heads]
@@ -162,25 +115,14 @@ def medoids(distance: Tensor, membership: Membership) -> Tensor:
 
 
 def membership_of(features: Tensor, clusters: int, representative: Representative = "first") -> Membership:
-    """Cluster the heads of every row by what they attend to.
+    """Cluster the heads of every row by what they attend to: by features `[rows, heads, n]`, see `probe_features`.
 
-    Parameters
-    ----------
-    features : Tensor [rows, heads, n]
-        Features of the probe, see `probe_features`.
-    clusters : int
-        Cluster count of the layer.
-    representative : "first" or "medoid"
-
-    Returns
-    -------
-    Membership
-        The partition of scikit-learn's `AgglomerativeClustering(metric="precomputed", linkage="average")` on the same
-        distances wherever no two of them tie.
+    The partition is that of scikit-learn's `AgglomerativeClustering(metric="precomputed", linkage="average")` on the
+    same distances wherever no two of them tie.
     """
     with torch.inference_mode():
         distance = cosine_distance(features.cpu())  # on the host, so that every device gives the same membership
         found = membership_from_labels(average_linkage(distance, clusters), clusters)
         representatives = medoids(distance, found) if representative == "medoid" else found.representative
     # Copies are ordinary tensors again, which may take part in what is differentiated.
-    return Membership(*(each.to(features.device, copy=True) for each in (found.cluster, representatives)))
+    return Membership(found.cluster, representatives).changed(lambda each: each.to(features.device, copy=True))

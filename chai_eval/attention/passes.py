@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
-from chai_eval.attention.cache import ClusteredCache, Remembered
+from chai_eval.attention.cache import ClusteredCache
 from chai_eval.attention.masks import UnsupportedModel, Window
 from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows
@@ -24,24 +24,14 @@ CACHE_NAMES = ("cache", "past_key_values")
 
 @dataclass
 class ForwardPass:
-    """What the layers of one forward pass share: the rows, and whatever a method carries from layer to layer.
+    """What the layers of one forward pass share: the rows, and whatever a method has `carried` from layer to layer.
 
-    Attributes
-    ----------
-    rows : Rows
-    cache : list of RowLayer, or None
-    carried : dict
-        From layer to layer, as long as the pass lasts.
-    remembered : dict of (layer, name) to Tensor [rows, ...]
-        From pass to pass, as long as the cache lasts; reordered with it, so the first dimension must be the rows.
-    packed : bool
-        Requests lie one after the other in a line, as `rows=` says.
+    In a `packed` pass requests lie one after the other in a line, as `rows=` says.
     """
 
     rows: Rows
     cache: list[RowLayer] | None = None
     carried: dict[str, Any] = field(default_factory=dict)
-    remembered: MutableMapping[tuple[int, str], Tensor] = field(default_factory=dict)
     layers_seen: set[int] = field(default_factory=set)
     packed: bool = False
     views: dict[tuple[float, Window | None], View] = field(default_factory=dict)
@@ -65,18 +55,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One attention call of the model.
-
-    Attributes
-    ----------
-    index : int
-        Number of the layer, from 0.
-    module : nn.Module
-        The attention module.
-    view : View
-        What its queries see.
-    forward : ForwardPass
-    """
+    """One attention call of the model: of the layer's number, from 0, its module, and what its queries see."""
 
     index: int
     module: nn.Module
@@ -93,6 +72,11 @@ class AttentionCall:
         """The layer's cache, if there is one."""
         return self.forward.store(self.index)
 
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What a method remembers of the layer from pass to pass, `[rows, ...]` each: nothing without a cache."""
+        return {} if self.store is None else self.store.state
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -106,22 +90,14 @@ class LayerShape:
 
 @dataclass
 class Takeover:
-    """A model whose attention is taken over.
+    """A model whose attention is taken over, and the forward pass that is going on.
 
-    Attributes
-    ----------
-    passes : list of ForwardPass
-        The forward pass that is going on, if any.
-    paths : Counter of str
-        How often clustered layers projected "whole" (all heads), or representatives only: "two_step" (after the
-        probe of a prompt), "decode".
-    shapes : dict of int to LayerShape
-        Of each layer that went through the attention interface.
-    windows : dict of int to int, Chunk or None
-        How far back each of them looked.
+    `paths` counts how often clustered layers projected "whole" (all heads), or representatives only: "two_step" (after
+    the probe of a prompt), "decode". `shapes` are those of each layer that went through the attention interface,
+    `windows` how far back it looked.
     """
 
-    passes: list[ForwardPass] = field(default_factory=list)
+    current: ForwardPass | None = None
     paths: Counter[str] = field(default_factory=Counter)
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, Window | None] = field(default_factory=dict)
@@ -130,11 +106,6 @@ class Takeover:
         """Note what a layer was given, `[batch, heads, tokens, head_dim]` each."""
         self.windows[call.index] = call.view.window
         self.shapes[call.index] = LayerShape(query.shape[1], key.shape[1], query.shape[-1], value.shape[-1])
-
-    @property
-    def current(self) -> ForwardPass | None:
-        """The forward pass that is going on."""
-        return self.passes[-1] if self.passes else None
 
 
 # (call, query [rows, heads, length, head_dim], key and value [rows, kv_heads, length, head_dim] of this pass)
@@ -164,7 +135,7 @@ def packed_pass(rows: Rows, kwargs: dict[str, Any]) -> ForwardPass:
 
 
 def padded_pass(
-    stack: nn.Module, layers: int, made_by: str, probe_tokens: int, own_positions: bool, kwargs: dict[str, Any]
+    stack: Any, layers: int, made_by: str, probe_tokens: int, own_positions: bool, kwargs: dict[str, Any]
 ) -> ForwardPass:
     """The pass of an ordinary batch, with or without a cache.
 
@@ -178,11 +149,13 @@ def padded_pass(
             "model: its masks are made before its layers are called, where how far back they look can't be read; "
             "allowed: models that make them beside their layers, such as the text model inside it"
         )
-    if own_positions and mask is not None and mask.ndim == 2 and _lacks_positions(stack, kwargs):
+    untold = own_positions and kwargs.get("position_ids") is None
+    if untold and mask is not None and mask.ndim == 2 and "position_ids" in inspect.signature(stack.forward).parameters:
         kwargs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
-    cache = _given_cache(kwargs)
-    if cache is None and _wants_cache(stack, kwargs):
-        cache = kwargs[_cache_name(stack)] = ClusteredCache(layers)
+    cache, wanted, config = _given_cache(kwargs), kwargs.get("use_cache"), stack.config
+    if cache is None and (config.use_cache if wanted is None else wanted):
+        known = inspect.signature(stack.forward).parameters
+        cache = kwargs[next(name for name in CACHE_NAMES if name in known)] = ClusteredCache(layers)
     if cache is None:
         return ForwardPass(Rows.from_mask(mask, batch, length, device))
     stored = adopt(cache, layers, made_by, probe_tokens)
@@ -192,28 +165,15 @@ def padded_pass(
     rows = Rows.from_mask(mask, batch, length, device)
     if lengths is not None:
         rows = rows.after(lengths, stored[0].width, stored[0].aligned)
-    return ForwardPass(rows, stored, remembered=Remembered(stored))
-
-
-def _lacks_positions(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    return kwargs.get("position_ids") is None and "position_ids" in inspect.signature(stack.forward).parameters
+    return ForwardPass(rows, stored)
 
 
 def adopt(cache: Cache, layers: int, made_by: str, probe_tokens: int) -> list[RowLayer]:
     """The row layers of a cache; an empty cache of another kind is given some.
 
-    Parameters
-    ----------
-    made_by : str
-        The method and settings that are applied.
-    probe_tokens : int
-        Tokens in which it finds its clusters.
-
-    Raises
-    ------
-    ValueError
-        Where the cache already holds tokens that were stored without the method, or under another, or is of a kind
-        that its layers can't take the place of.
+    They are marked with the method and settings that are applied, and the tokens in which it finds its clusters.
+    Raises ValueError where the cache already holds tokens that were stored without the method, or under another, or is
+    of a kind that its layers can't take the place of.
     """
     own = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, RowLayer)]
     if len(own) == layers:
@@ -241,17 +201,10 @@ def _input(kwargs: Mapping[str, Any]) -> Tensor:
     raise ValueError("input_ids: none given")
 
 
+def cache_in(out: Mapping[str, Any]) -> dict[str, Any]:
+    """The cache that a model gave back, by the name under which it takes it again."""
+    return next({name: out[name]} for name in CACHE_NAMES if out.get(name) is not None)
+
+
 def _given_cache(kwargs: Mapping[str, Any]) -> Cache | None:
     return next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
-
-
-def _cache_name(stack: nn.Module) -> str:
-    """What this version of the model calls its cache."""
-    parameters = inspect.signature(stack.forward).parameters
-    return next(name for name in CACHE_NAMES if name in parameters)
-
-
-def _wants_cache(stack: nn.Module, kwargs: Mapping[str, Any]) -> bool:
-    wanted = kwargs.get("use_cache")
-    config: Any = stack.config
-    return bool(config.use_cache if wanted is None else wanted)

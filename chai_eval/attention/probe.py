@@ -20,20 +20,11 @@ def repeat_heads(states: Tensor, heads: int) -> Tensor:
 
 
 def probe_probabilities(query: Tensor, key: Tensor, scaling: float, features: Features = "triangle") -> Tensor:
-    """Attention probabilities of every head over the probe tokens, in float32.
+    """Attention probabilities of every head over the probe tokens: `[rows, heads, probe, probe]`, float32.
 
-    Parameters
-    ----------
-    query : Tensor [rows, heads, probe, head_dim]
-    key : Tensor [rows, kv_heads, probe, head_dim]
-    scaling : float
-        Factor of the products (1 where the model scales its queries beforehand, as OPT does).
-    features : "triangle" or "full"
-        "full" leaves the causal mask out, as the published code does.
-
-    Returns
-    -------
-    Tensor [rows, heads, probe, probe], float32
+    Queries are `[rows, heads, probe, head_dim]`, keys `[rows, kv_heads, probe, head_dim]`; `scaling` is the factor of
+    their products (1 where the model scales its queries beforehand, as OPT does). With "full" features the causal mask
+    is left out, as the published code does.
     """
     heads, probe = query.shape[1], query.shape[2]
     scores = torch.matmul(query.float(), repeat_heads(key, heads).float().transpose(-1, -2)) * scaling
@@ -44,15 +35,9 @@ def probe_probabilities(query: Tensor, key: Tensor, scaling: float, features: Fe
 
 
 def probe_features(probabilities: Tensor, features: Features = "triangle") -> Tensor:
-    """What heads are compared by: the lower triangle with its diagonal, or the whole block.
+    """What heads are compared by: the lower triangle of `[rows, heads, probe, probe]` with its diagonal.
 
-    Parameters
-    ----------
-    probabilities : Tensor [rows, heads, probe, probe]
-
-    Returns
-    -------
-    Tensor [rows, heads, probe * (probe + 1) / 2], or `[rows, heads, probe * probe]` for "full"
+    It is `[rows, heads, probe * (probe + 1) / 2]`; for "full" the whole block, `[rows, heads, probe * probe]`.
     """
     if features == "full":
         return probabilities.flatten(-2)

@@ -20,18 +20,9 @@ def key_size(head_dim: int, bits: int) -> int:
 def quantise(states: Tensor, bits: int) -> Tensor:
     """Round each token of each head to multiples of its scale: its largest number over the largest that bits can tell.
 
-    The scale is rounded to float16 first and is never subnormal; halves go to the even number.
-
-    Parameters
-    ----------
-    states : Tensor [..., head_dim]
-        Floating point.
-    bits : 8 or 4
-
-    Returns
-    -------
-    Tensor [..., key_size(head_dim, bits)], int8
-        Where two numbers share a byte, the second half of them lies in the upper four bits; each plus 8.
+    The scale is rounded to float16 first and is never subnormal; halves go to the even number. From `[..., head_dim]`,
+    floating point, to `[..., key_size(head_dim, bits)]`, int8. Bits are 8 or 4: then two numbers share a byte, the
+    second half of them in its upper four bits, each plus 8.
     """
     most, half = 2 ** (bits - 1) - 1, torch.finfo(torch.float16)
     states = states if states.dtype == torch.float64 else states.float()

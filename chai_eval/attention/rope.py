@@ -25,10 +25,7 @@ BY_POSITION = frozenset({"default", "linear", "yarn", "llama3", "proportional"})
 class RotaryLengths:
     """Which lengths of requests a model's rotary embeddings treat alike.
 
-    Attributes
-    ----------
-    embeddings : tuple of (module, str or None)
-        Those that look at a whole pass, with the layer type where a module has an embedding for each.
+    `embeddings` are those that look at a whole pass, with the layer type where a module has an embedding for each.
     """
 
     embeddings: tuple[tuple[nn.Module, str | None], ...]
@@ -63,12 +60,9 @@ def rotary_lengths(model: nn.Module) -> RotaryLengths:
 class Rotations:
     """The rotations that positions 0 to n - 1 put on queries and keys: x becomes cos ∘ x + sin ∘ (turn x).
 
-    Attributes
-    ----------
-    cos, sin : Tensor [positions, head_dim], float64
-        Without the factor by which some types scale both.
-    turn : Tensor [head_dim, head_dim], float64
-        By a right angle; zero for dimensions that are not rotated, whose cos is 1.
+    Cosine and sine, `[positions, head_dim]`, are without the factor by which some types scale both; the turn,
+    `[head_dim, head_dim]`, is by a right angle, and zero for dimensions that are not rotated, whose cos is 1. All
+    float64.
     """
 
     cos: Tensor
@@ -87,10 +81,7 @@ class Rotations:
 def rotations(model: PreTrainedModel, positions: int, head_dim: int) -> Rotations | None:
     """What a model's own code does to queries and keys at each position; None where it rotates none, or otherwise.
 
-    Parameters
-    ----------
-    positions : int
-        How many, from 0; embeddings that depend on the longest text of a pass are those of a text of so many tokens.
+    Embeddings that depend on the longest text of a pass are those of a text of so many `positions`.
     """
     embedding = next((each for each in model.modules() if isinstance(getattr(each, "rope_type", None), str)), None)
     of_layer = attention_layers(model)[0]

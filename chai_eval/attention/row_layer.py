@@ -86,14 +86,10 @@ class RowLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Count the tokens of a pass, and hand its keys and values on; they are stored in rows by `append`.
 
-        Raises
-        ------
-        ValueError
-            Outside a pass under the method that the cache belongs to: the model's own attention can't read it.
+        ValueError outside a pass under the method that the cache belongs to: the model's own attention can't read it.
         """
         if not self.in_use:
             raise ValueError("cache: filled under a method that is no longer applied; allowed: only under that method")
-        self.lazy_initialization(key_states, value_states)
         self.count(key_states.shape[-2])
         return key_states, value_states
 
@@ -103,17 +99,10 @@ class RowLayer(CacheLayerMixin):
         self.seen += tokens
 
     def append(self, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Store the tokens of a pass behind those of earlier ones.
+        """Store the tokens of a pass behind those of earlier ones; return the whole rows, where they lie.
 
-        Parameters
-        ----------
-        key, value : Tensor [rows, kept, length, head_dim]
-            Of the pass alone, and of the heads that are kept.
-
-        Returns
-        -------
-        Tensor, Tensor [rows, kept, width, head_dim]
-            The whole rows, where they lie.
+        From keys and values of the pass alone, and of the heads that are kept, `[rows, kept, length, head_dim]`, to
+        `[rows, kept, width, head_dim]`.
         """
         self.keys = self._stored(self.keys, key, rows)
         self.values = self._stored(self.values, value, rows)
@@ -165,12 +154,8 @@ class RowLayer(CacheLayerMixin):
     def select(self, columns: Tensor, lengths: Tensor) -> None:
         """Drop all tokens but some, of each head other ones.
 
-        Parameters
-        ----------
-        columns : Tensor [rows, kept, n], int64
-            Where those that stay are, in their order.
-        lengths : Tensor [rows], int64
-            How many of `columns` count.
+        `columns`, `[rows, kept, n]`, int64, are where those that stay are, in their order; the first `lengths`,
+        `[rows]`, of them count.
         """
         self.keys, self.values = (
             held.gather(2, columns[..., None].expand(-1, -1, -1, held.shape[3])) for held in self.with_room()
@@ -217,18 +202,10 @@ class RowLayer(CacheLayerMixin):
         self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last tokens of every row.
+        """Drop the last tokens of every row; transformers gives minus their number.
 
-        Parameters
-        ----------
-        tokens_to_remove : int
-            Minus their number, as transformers gives it.
-
-        Raises
-        ------
-        ValueError
-            Where that can't be undone: it reaches into the probe that the membership was found in, or a method
-            remembers what the tokens did.
+        ValueError where that can't be undone: it reaches into the probe that the membership was found in, or a method
+        remembers what the tokens did.
         """
         if tokens_to_remove > 0:
             raise ValueError(f"crop: {tokens_to_remove} given; allowed: minus the number of tokens to remove")

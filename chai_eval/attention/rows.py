@@ -71,10 +71,7 @@ class Rows:
     def from_mask(cls, mask: Tensor | None, batch: int, tokens: int, device: torch.device) -> Rows:
         """Rows of an ordinary padded batch: one request a line of the batch.
 
-        Parameters
-        ----------
-        mask : Tensor [batch, tokens] or None
-            1 where a token is real, as in transformers' `attention_mask`; None where all are.
+        The mask, `[batch, tokens]`, is 1 where a token is real, as transformers' `attention_mask`; None where all are.
         """
         if mask is None:
             lengths = torch.full((batch,), tokens, dtype=torch.int64, device=device)
@@ -97,17 +94,11 @@ class Rows:
         return cls(index, place, lengths, None, None, batch, tokens, length)
 
     @classmethod
-    def packed(
-        cls, contexts: Sequence[int], branches: Sequence[Sequence[int]], device: torch.device | str = "cpu"
-    ) -> Rows:
+    def packed(cls, contexts: Sequence[int], branches: Sequence[Sequence[int]]) -> Rows:
         """Rows of requests packed one after the other into a pass of shape `[1, tokens]`, without padding.
 
-        Parameters
-        ----------
-        contexts : sequence of int
-            Tokens in the context of each row, at least 1.
-        branches : sequence of sequences of int
-            Tokens in each branch of each row, in the order in which they follow the context; may be empty.
+        `contexts` says how many tokens each row has in its context, at least 1; `branches` how many in each branch, if
+        any, in the order in which they follow it.
         """
         totals = [context + sum(branch) for context, branch in zip(contexts, branches, strict=True)]
         length, tokens = max(totals), sum(totals)
@@ -127,16 +118,8 @@ class Rows:
                 column += size
             start += total
         branched = any(len(branch) > 1 for branch in branches)
-        return cls(
-            index.to(device),
-            place.to(device),
-            torch.tensor(totals, device=device),
-            number.to(device) if branched else None,
-            position.to(device) if branched else None,
-            1,
-            tokens,
-            length,
-        )
+        of_branch, at = (number, position) if branched else (None, None)
+        return cls(index, place, torch.tensor(totals), of_branch, at, 1, tokens, length)
 
     def to(self, device: torch.device) -> Rows:
         """The same rows with their tensors on `device`."""

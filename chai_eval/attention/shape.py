@@ -25,13 +25,7 @@ class AttentionShape:
 
 
 def attention_shape(model: PreTrainedModel) -> AttentionShape:
-    """Read the attention's shape from a model's config.
-
-    Raises
-    ------
-    UnsupportedModel
-        Where it states no heads.
-    """
+    """Read the attention's shape from a model's config; raises UnsupportedModel where it states no heads."""
     kind, config = model.config.model_type, model.config.get_text_config()
     allowed = "allowed: models with softmax attention of the same heads in every layer"
     try:
@@ -50,10 +44,7 @@ def attention_shape(model: PreTrainedModel) -> AttentionShape:
 def attention_layers(model: PreTrainedModel) -> dict[int, nn.Module]:
     """The attention modules of a model by layer number.
 
-    Raises
-    ------
-    UnsupportedModel
-        Where the model's attention does not go through transformers' attention interface.
+    Raises UnsupportedModel where the model's attention does not go through transformers' attention interface.
     """
     kind = model.config.model_type
     if model.config.is_encoder_decoder:

@@ -18,16 +18,10 @@ Cluster = Callable[[Tensor, Tensor, float], Membership]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How heads of a layer share scores; see `FixedPlan` and `ProbePlan`.
+    """How heads of a layer share scores, with so many representatives (`clusters`); see `FixedPlan` and `ProbePlan`.
 
-    Attributes
-    ----------
-    clusters : int
-        Representatives of every request.
-    share_value : bool
-        Members take their representative's values too, so its whole output.
-    probe_tokens : int
-        First tokens of a request, in which every head has its own scores, and which the membership is found from.
+    With `share_value` members take their representative's values too, so its whole output. In the first `probe_tokens`
+    of a request every head has its own scores; the membership is found from them.
     """
 
     clusters: int
@@ -37,9 +31,7 @@ class Plan:
     def check_window(self, window: Window | None) -> None:
         """Refuse a window that some of the probe tokens lie outside of: what heads attend to there is another matter.
 
-        Raises
-        ------
-        UnsupportedModel
+        Raises UnsupportedModel.
         """
         if window is not None and width(window) < self.probe_tokens:
             what = "chunks of attention" if isinstance(window, Chunk) else "sliding window"
@@ -106,9 +98,8 @@ class SharedHeads:
 
     def for_rows(self, change: Callable[[Tensor], Tensor]) -> SharedHeads:
         """The same for rows that were reordered, repeated or selected."""
-        membership = Membership(change(self.membership.cluster), change(self.membership.representative))
         slot = None if self.slot is None else change(self.slot)
-        return SharedHeads(membership, change(self.key_heads), slot, self.share_value)
+        return SharedHeads(self.membership.changed(change), change(self.key_heads), slot, self.share_value)
 
 
 def heads_of(states: Tensor, heads: Tensor | None) -> Tensor:

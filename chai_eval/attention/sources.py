@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,30 +18,6 @@ from torch import Tensor, nn
 from chai_eval.attention.sharing import heads_of
 
 EVERY_COLUMN = slice(None)
-
-
-class Source(Protocol):
-    """Queries, keys and values of a pass, `[rows, heads, columns, head_dim]`, of some heads and columns or of all.
-
-    Heads are given per row, `[rows, taken]`, int64.
-    """
-
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads of the layer."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the states are."""
-
-    def query(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
-        """Queries, scaled where the model scales them before the product."""
-
-    def key(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
-        """Keys, after their rotary embedding where there is one; so are queries."""
-
-    def value(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
-        """Values."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +30,16 @@ class Computed:
 
     @property
     def kv_heads(self) -> int:
+        """Key and value heads of the layer."""
         return self.keys.shape[1]
 
     @property
     def device(self) -> torch.device:
+        """Where the states are."""
         return self.keys.device
 
     def query(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
+        """Queries, scaled where the model scales them before the product; after a rotary embedding, as keys are."""
         return heads_of(self.queries[:, :, columns], heads)
 
     def key(self, heads: Tensor | None = None, columns: slice = EVERY_COLUMN) -> Tensor:
@@ -72,16 +51,9 @@ class Computed:
 
 @dataclass(frozen=True)
 class ModuleKind:
-    """How an attention module of a kind computes its states.
+    """How an attention module of a kind computes its states; `output` is the name of its output projection.
 
-    Attributes
-    ----------
-    output : str
-        Name of the output projection.
-    rotary : bool
-        Queries and keys have a rotary embedding.
-    scaled_query : bool
-        Queries are scaled before the product, which then has a scaling of 1.
+    A rotary embedding is of queries and keys; a `scaled_query` is scaled before the product, whose scaling is then 1.
     """
 
     output: str
@@ -112,13 +84,10 @@ def module_kind(module: nn.Module) -> ModuleKind | None:
 
 @dataclass(frozen=True)
 class Projected:
-    """States that are projected when they are asked for, and of the heads that are asked for.
+    """States that an attention module projects when they are asked for, of those that are asked for, as `Computed`.
 
     Attributes
     ----------
-    module : nn.Module
-        The attention module.
-    kind : ModuleKind
     hidden : Tensor [rows, length, hidden_size]
     rotary : pair of Tensor [rows, length, head_dim], or None
         Cosine and sine of the positions.
@@ -169,6 +138,11 @@ class Projected:
         return rotate(states, states[:, :0], cos, sin)[0]
 
 
+# Queries, keys and values of a pass, `[rows, heads, columns, head_dim]`, of some columns and of the heads that each row
+# names, `[rows, taken]`, or of all.
+Source = Computed | Projected
+
+
 @dataclass(frozen=True)
 class HeadProjection:
     """Some heads of a projection, other ones in every row.
@@ -177,10 +151,8 @@ class HeadProjection:
     ----------
     weight : Tensor [taken * head_dim, hidden_size], or [rows, taken * head_dim, hidden_size]
         Of the heads that any row takes; or of each row's own.
-    bias : Tensor or None
     pick : Tensor [rows, taken], int64, or None
         Where each row finds its heads among those of `weight`; None where they are all its own.
-    head_dim : int
     """
 
     weight: Tensor
@@ -190,13 +162,9 @@ class HeadProjection:
 
     @classmethod
     def of(cls, projection: nn.Linear, heads: Tensor, head_dim: int, *, each_row: bool = False) -> HeadProjection:
-        """Gather the weights of `heads`, `[rows, taken]`.
+        """Gather the weights of `heads`, `[rows, taken]`: of those that any row takes.
 
-        Parameters
-        ----------
-        each_row : bool
-            Gather the heads of each row beside each other, in place of those that any row takes: worth it for many
-            tokens.
+        With `each_row` those of each row beside each other, which is worth it for many tokens.
         """
         if heads.shape[0] == 1:
             taken, pick = heads[0], None

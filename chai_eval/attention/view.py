@@ -27,7 +27,6 @@ class View:
 
     Attributes
     ----------
-    rows : Rows
     scaling : float
         Factor of the products of queries and keys.
     window : int, Chunk or None
@@ -63,13 +62,9 @@ class View:
         return self if self.choose is None else replace(self, choose=None)
 
     def choosing(self, query: Tensor, key: Tensor, first: int = 0) -> View:
-        """The view of queries once they meet their keys.
+        """The view of queries in columns `first` and after, `[rows, n, queries, head_dim]`, once they meet their keys.
 
-        Parameters
-        ----------
-        query : Tensor [rows, n, queries, head_dim]
-            In columns `first` and after.
-        key : Tensor [rows, n or a divisor of it, key columns or more, head_dim]
+        Keys are `[rows, n or a divisor of it, key columns or more, head_dim]`.
         """
         chosen = None if self.choose is None else self.choose(query, key, first)
         if chosen is None:
@@ -80,11 +75,8 @@ class View:
     def mask(self, first: int, last: int) -> Tensor | None:
         """What the queries in columns `first` to `last - 1` see among the first `rows.key_columns(last)` keys.
 
-        Returns
-        -------
-        Tensor [rows or 1, heads or 1, last - first, key columns], bool, or None
-            None where nothing need be masked (one new token), or it is plain causality, which kernels know without a
-            mask: where queries and keys both begin with column 0.
+        It is `[rows or 1, heads or 1, last - first, key columns]`, bool; None where nothing need be masked (one new
+        token), or it is plain causality, which kernels know without a mask: queries and keys both begin with column 0.
         """
         rows = self.rows
         if first == 0 and self.causal:

@@ -91,12 +91,7 @@ class LayerTensors:
         return scaled_dot_product_attention(self.query, self.key, self.value, is_causal=causal, scale=SCALING)
 
     def check(self, causal: bool) -> None:
-        """Hold the clustered result against plain attention with every head's query and key its representative's.
-
-        Raises
-        ------
-        AssertionError
-        """
+        """Assert that the clustered result is plain attention with every head's query and key its representative's."""
         membership = self.shared.membership
         chosen = membership.representative.gather(1, membership.cluster)[0]
         with torch.inference_mode():

@@ -133,10 +133,7 @@ def provenance() -> dict[str, Any]:
 def records(files: Iterable[Path]) -> list[dict[str, Any]]:
     """What benchmarks wrote, in their order; of one benchmark what lies in folders below comes later.
 
-    Raises
-    ------
-    RunError
-        For a damaged one.
+    RunError for a damaged one.
     """
 
     def place(file: Path) -> tuple[int, int, str]:

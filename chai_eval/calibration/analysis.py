@@ -21,15 +21,9 @@ from chai_eval.calibration.sums import ErrorCurves
 def correlation_and_error(
     model: PreTrainedModel, batches: Sequence[Tensor], curves: ErrorCurves, probe_tokens: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Correlation of heads and error curves, means over samples.
+    """Correlation of heads and error curves, means over samples, from batches `[samples, tokens]`, int64.
 
-    Parameters
-    ----------
-    batches : sequence of Tensor [samples, tokens], int64
-    probe_tokens : int
-        Of the features "probe".
-    seed : int
-        Of the starts of K-Means.
+    `probe_tokens` are those of the features "probe", `seed` is of the starts of K-Means.
 
     Returns
     -------
@@ -57,20 +51,10 @@ def correlation_and_error(
 def follow_membership(
     model: PreTrainedModel, batches: Sequence[Tensor], counts: Sequence[int], longest: int
 ) -> list[Tensor]:
-    """Membership by the first 1, 2, ... tokens.
+    """Membership by the first 1, 2, ... tokens, up to `longest`, in so many clusters (`counts`) of each layer.
 
-    Parameters
-    ----------
-    batches : sequence of Tensor [samples, tokens], int64
-    counts : sequence of int
-        Clusters of each layer.
-    longest : int
-        Longest probe, up to the samples' tokens.
-
-    Returns
-    -------
-    list of Tensor [samples, longest, heads], int64, one a layer
-        For each head the lowest head of its cluster.
+    From batches `[samples, tokens]`, int64, to `[samples, longest, heads]` of each layer: for each head the lowest head
+    of its cluster.
     """
     found: list[list[Tensor]] = [[] for _ in counts]
 
@@ -104,11 +88,8 @@ def error_table(error: Tensor) -> pd.DataFrame:
 def change_table(membership: Sequence[Tensor], counts: Sequence[int], shape: AttentionShape) -> pd.DataFrame:
     """How membership moves as more tokens are seen: one row a clustered layer and probe length.
 
-    Returns
-    -------
-    DataFrame
-        `layer`, `clusters`, `probe_tokens`, `changed` (share of heads that are in a cluster with another lowest head
-        than by one token less) and `unlike_longest` (than by the longest probe).
+    `layer`, `clusters`, `probe_tokens`, `changed` (share of heads that are in a cluster with another lowest head than
+    by one token less) and `unlike_longest` (than by the longest probe).
     """
     tables = []
     for layer, (lowest, count) in enumerate(zip(membership, counts, strict=True)):
@@ -134,6 +115,17 @@ def size_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFrame:
         means = sizes.double().mean(0)
         rows += [(layer, rank, float(size)) for rank, size in enumerate(means) if size > 0]
     return pd.DataFrame(rows, columns=["layer", "rank", "size"])
+
+
+def cluster_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFrame:
+    """The clusters of the first sample by a probe, a row each: `layer`, `representative`, `heads` (`0 3 5`)."""
+    rows = []
+    for layer, lowest in enumerate(membership):
+        at = lowest[0, min(probe_tokens, lowest.shape[1]) - 1].tolist()
+        for first in sorted(set(at)):
+            heads = " ".join(str(head) for head, lowest_head in enumerate(at) if lowest_head == first)
+            rows.append((layer, first, heads))
+    return pd.DataFrame(rows, columns=["layer", "representative", "heads"])
 
 
 def _pearson(rows: Tensor) -> Tensor:

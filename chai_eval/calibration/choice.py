@@ -75,15 +75,7 @@ class Choice:
 def candidates_of(
     sums: HeadStatistics, features: FeatureKind, serving: Tensor, predicted: Tensor, kv_heads: int
 ) -> dict[str, Candidates]:
-    """Both kinds of membership at every count.
-
-    Parameters
-    ----------
-    serving : Tensor [layers, heads, heads], int64
-        See `serving_by_count`.
-    predicted : Tensor [2, layers, heads]
-        `sensitivity.Sensitivity.divergence`.
-    """
+    """Both kinds of membership at every count, by what `serving_by_count` gives and `Sensitivity.divergence`."""
     layers, heads, _ = serving.shape
     fewest = torch.tensor([kept_by(count, heads, kv_heads) for count in range(1, heads + 1)])
     by_attention = partitions(sums.mean(f"distance_{features}"))
@@ -102,10 +94,7 @@ def choose(
 ) -> Choices:
     """Choose counts by the rule that was asked for, for every preset and kind of membership.
 
-    Parameters
-    ----------
-    error : Tensor [layers, heads] or None
-        Error curves; None for a rule that uses none.
+    `error` are the error curves `[layers, heads]`; None for a rule that uses none.
     """
     return {
         (preset, kind): at_counts(each, _counts(settings, at, each, error, kv_heads), kv_heads)
@@ -152,13 +141,7 @@ def methods(choices: Choices, probe_tokens: int) -> list[Method]:
 
 
 def description(choices: Choices, measured: Sequence[float], rule: str) -> dict[str, Any]:
-    """The presets as `calibration.json` has them.
-
-    Parameters
-    ----------
-    measured : sequence of float
-        Divergence of each of the `methods`, on text that calibration has not seen.
-    """
+    """The presets as `calibration.json` has them, with the divergence of each of the `methods` on unseen text."""
     described = {key: each.description(kl) for (key, each), kl in zip(choices.items(), measured, strict=True)}
     return {
         preset: {**described[preset, CHAI], "output_aware": described[preset, OUTPUT_AWARE], "rule": rule}
@@ -175,13 +158,7 @@ def only_what_saves(counts: Sequence[int], kept: Tensor, kv_heads: int) -> list[
 def serving_by_count(cost: Tensor, kv_heads: int) -> Tensor:
     """For each layer, number of representatives and head the head that serves it at the least cost.
 
-    Parameters
-    ----------
-    cost : Tensor [layers, heads, heads]
-
-    Returns
-    -------
-    Tensor [layers, heads, heads], int64
+    From costs `[layers, heads, heads]` to `[layers, heads, heads]`, int64.
     """
     heads = cost.shape[1]
     by_count = [

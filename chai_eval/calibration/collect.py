@@ -29,17 +29,7 @@ PREDICTOR_TOKENS = 64
 
 @dataclass
 class Collected:
-    """What the pass found.
-
-    Attributes
-    ----------
-    sums : HeadStatistics
-    predictors : Predictors or None
-    tokens : int
-        Tokens read.
-    sha256 : str
-        Of those tokens.
-    """
+    """What the pass found, the tokens that it read, and their sha256."""
 
     sums: HeadStatistics
     predictors: Predictors | None
@@ -67,6 +57,8 @@ def error_curves(settings: CalibrationSettings) -> ErrorCurves | None:
 def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: CalibrationSettings, file: Path) -> Collected:
     """Run the model over samples and sum up what each layer shows.
 
+    RunError where the samples are not those of an interrupted pass, or the disk fails.
+
     Parameters
     ----------
     samples : iterable of Tensor [tokens], int64
@@ -74,11 +66,6 @@ def collect(model: PreTrainedModel, samples: Iterable[Tensor], settings: Calibra
     file : Path
         File with the progress of an interrupted pass, which this one goes on from, but for its sha256 in the name;
         removed by the caller when what comes after it is done as well.
-
-    Raises
-    ------
-    RunError
-        Where the samples are not those of the interrupted pass, or the disk fails.
     """
     shape = attention_shape(model)
     hidden = model.config.get_text_config().hidden_size

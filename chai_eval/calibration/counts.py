@@ -17,10 +17,6 @@ def elbows(error: Tensor) -> list[int]:
     """The elbow of each layer's error curve by Kneedle (Satopaa et al., 2011), as the paper finds its counts.
 
     A curve that has none (a straight line: every merge costs the same) keeps all heads.
-
-    Parameters
-    ----------
-    error : Tensor [layers, heads]
     """
     heads = error.shape[1]
     found = []
@@ -47,7 +43,7 @@ def within_budget(cost: Tensor, kept: Tensor, kv_heads: int, saving: float) -> l
     """Counts that save a share of the K,V cache, given out greedily where it costs least.
 
     Each step takes, of all layers and all smaller counts that save no more than is missing, the one that adds least
-    cost for what it saves.
+    cost for what it saves. Where the saving can't be reached, the counts are those that come closest.
 
     Parameters
     ----------
@@ -55,14 +51,8 @@ def within_budget(cost: Tensor, kept: Tensor, kv_heads: int, saving: float) -> l
         What each count costs the model, on one scale for all layers.
     kept : Tensor [layers, heads]
         K heads that each count keeps.
-    kv_heads : int
     saving : float
         Share of the K,V cache, up to a half less what a single cluster keeps.
-
-    Returns
-    -------
-    list of int
-        Where the saving can't be reached, what comes closest.
     """
     layers, heads = cost.shape
     price, saved = cost.double(), ((kv_heads - kept.double()) / (2 * kv_heads * layers)).clamp(min=0)

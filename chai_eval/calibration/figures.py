@@ -1,4 +1,4 @@
-"""Figures of the four facts about a choice of clusters, from their tables."""
+"""Figures of the facts about a choice of clusters, from their tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from chai_eval.calibration.drift import EVERY_LAYER
 from chai_eval.errors import SettingError
 
 if TYPE_CHECKING:
@@ -22,13 +23,7 @@ INSTALL = "pip install -c constraints.txt -e '.[figures]'"
 
 
 def to_be_drawn(wanted: bool | None) -> bool:
-    """Whether figures are drawn: as wanted, and for None where matplotlib is installed.
-
-    Raises
-    ------
-    SettingError
-        They are wanted, and matplotlib isn't there.
-    """
+    """Whether figures are drawn: as wanted (SettingError without matplotlib), and for None where it is installed."""
     installed = importlib.util.find_spec("matplotlib") is not None
     if wanted and not installed:
         raise SettingError(f"figures: true given, and matplotlib isn't installed; allowed: false, null, or {INSTALL}")
@@ -42,10 +37,11 @@ def draw_all(tables: dict[str, pd.DataFrame], folder: Path) -> None:
         "error_curves": error_figure,
         "membership_changes": change_figure,
         "cluster_sizes": size_figure,
+        "cluster_drift": drift_figure,
     }
-    for name, draw in drawn.items():
-        if len(tables[name]):
-            draw(tables[name]).savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
+    for name, table in tables.items():
+        if len(table):
+            drawn[name](table).savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
 
 
 def correlation_figure(table: pd.DataFrame) -> Figure:
@@ -99,6 +95,22 @@ def size_figure(table: pd.DataFrame) -> Figure:
     sizes = table.pivot_table(index="layer", columns="rank", values="size").fillna(0)
     sizes.plot.bar(stacked=True, ax=axes, legend=False, cmap="viridis", width=0.9)
     axes.set(xlabel="layer", ylabel="heads (one stripe a cluster)")
+    return figure
+
+
+def drift_figure(table: pd.DataFrame) -> Figure:
+    """How far clusters of later windows agree with the probe's: a line a layer; their mean with its interval."""
+    figure = _figure((7, 4))
+    axes = figure.subplots()
+    for _, layer in table[(table["layer"] != EVERY_LAYER) & (table["against"] == "probe")].groupby("layer"):
+        axes.plot(layer["end"], layer["agreement"], linewidth=0.6, color="0.7")
+    for against, said in (("probe", "with the probe"), ("before", "with the window just before")):
+        mean = table[(table["layer"] == EVERY_LAYER) & (table["against"] == against)]
+        whiskers = [mean["agreement"] - mean["low"], mean["high"] - mean["agreement"]]
+        axes.errorbar(mean["end"], mean["agreement"], yerr=whiskers, marker="o", markersize=4, capsize=2, label=said)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="window ends at token", ylabel="agreement of clusters (adjusted Rand index)")
+    axes.legend(title="mean over layers (grey: each, with the probe)", fontsize=8, title_fontsize=8)
     return figure
 
 

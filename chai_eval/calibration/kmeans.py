@@ -18,16 +18,7 @@ BLOCK_ELEMENTS = 1 << 23
 
 
 def gram(points: Tensor) -> Tensor:
-    """Inner products of the points around their mean, in float64.
-
-    Parameters
-    ----------
-    points : Tensor [..., heads, n]
-
-    Returns
-    -------
-    Tensor [..., heads, heads], float64
-    """
+    """Inner products of points `[..., heads, n]` around their mean: `[..., heads, heads]`, float64."""
     centred = points.double() - points.double().mean(-2, keepdim=True)
     return centred @ centred.transpose(-1, -2)
 
@@ -35,19 +26,9 @@ def gram(points: Tensor) -> Tensor:
 def error_curve(products: Tensor, starts: int, generator: torch.Generator) -> Tensor:
     """Smallest sum of squared distances to the clusters' means that K-Means finds, for each number of clusters.
 
-    Parameters
-    ----------
-    products : Tensor [problems, heads, heads], float64
-        See `gram`.
-    starts : int
-        Starts by greedy k-means++, as scikit-learn's (`n_init`); the best one counts.
-    generator : torch.Generator
-        On the CPU, so that the starts are the same on every device.
-
-    Returns
-    -------
-    Tensor [problems, heads], float64
-        Column k - 1 is the error with k clusters, E(k) of the paper's section 3.2.
+    From products `[problems, heads, heads]` (see `gram`) to `[problems, heads]`, float64: column k - 1 is the error
+    with k clusters, E(k) of the paper's section 3.2. Of the starts, by greedy k-means++ as scikit-learn's (`n_init`),
+    the best counts; they are drawn on the CPU, so that they are the same on every device.
     """
     problems, heads, _ = products.shape
     curve = products.new_zeros(problems, heads)

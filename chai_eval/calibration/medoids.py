@@ -14,10 +14,10 @@ from chai_eval.errors import RunError
 
 
 def representatives(cost: Tensor, clusters: int, kv_heads: int | None = None, keep: int | None = None) -> Tensor:
-    """The representatives with the smallest total cost, exactly.
+    """The representatives with the smallest total cost, exactly: `[heads]`, int64, the head that serves each head.
 
-    The p-median problem, solved by HiGHS's branch and bound (through SciPy): milliseconds for 32 heads, as its linear
-    relaxation is nearly always whole.
+    One that serves others serves itself. The p-median problem, solved by HiGHS's branch and bound (through SciPy):
+    milliseconds for 32 heads, as its linear relaxation is nearly always whole. RunError where the solver gives up.
 
     Parameters
     ----------
@@ -27,16 +27,6 @@ def representatives(cost: Tensor, clusters: int, kv_heads: int | None = None, ke
         How many heads serve, at most.
     kv_heads, keep : int or None
         Where query heads share K/V heads: how many of those there are, and how many may be kept.
-
-    Returns
-    -------
-    Tensor [heads], int64
-        The head that serves each head; one that serves others serves itself.
-
-    Raises
-    ------
-    RunError
-        Where the solver gives up.
     """
     heads = len(cost)
     if clusters >= heads and (keep is None or keep >= (kv_heads or heads)):

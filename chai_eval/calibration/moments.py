@@ -43,12 +43,8 @@ def head_moments(seen: Seen, gradient: Tensor, before: Seen | None = None) -> di
 def head_vectors(seen: Seen, gradient: Tensor) -> dict[str, Tensor]:
     """What asks each head and what is asked, token by token, by the names of `KINDS`: `[heads, tokens, head_dim]`.
 
-    Parameters
-    ----------
-    seen : Seen
-        A layer under plain attention, of one row.
-    gradient : Tensor [1, heads, tokens, head_dim]
-        Of the log-probability of what was drawn, by the layer's `output`.
+    The layer is seen under plain attention, of one row; the gradient, `[1, heads, tokens, head_dim]`, is that of the
+    log-probability of what was drawn, by the layer's `output`.
     """
     heads, tokens = seen.query.shape[1], seen.query.shape[2]
     key, value = (repeat_heads(each, heads)[0].float() for each in (seen.key, seen.value))
@@ -66,14 +62,7 @@ def _squares(vectors: Tensor) -> Tensor:
 
 
 class HeadMoments:
-    """Moments of all layers, summed over samples.
-
-    Attributes
-    ----------
-    sums : dict of str to Tensor [layers, ...], float64
-        By the names that `head_moments` gives.
-    tokens : int
-    """
+    """Moments of all layers, `[layers, ...]`, float64, summed over the tokens of samples by `head_moments`' names."""
 
     def __init__(self, sums: Mapping[str, Tensor] | None = None, tokens: int = 0) -> None:
         self.sums, self.tokens = dict(sums or {}), tokens
@@ -100,14 +89,10 @@ class HeadMoments:
 
 
 def pooled_heads(asking: Tensor, asked: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Moments of the key heads, from those of the query heads that read them: `[layers, kv_heads, n, n]` each.
+    """Moments of the key heads, `[layers, kv_heads, n, n]`, from those of their readers, `[layers, heads, n, n]`.
 
     The errors of all readers are summed. Their askers are averaged by how much each is asked for, so that the product
     of both traces is that sum where readers ask alike.
-
-    Parameters
-    ----------
-    asking, asked : Tensor [layers, heads, n, n]
     """
     asking, asked = (each.unflatten(1, (kv_heads, -1)) for each in (asking, asked))
     weight = asked.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -14,19 +14,10 @@ OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "c_proj", "wo", "proj")
 
 
 def output_factors(model: PreTrainedModel) -> list[Tensor]:
-    """Each layer's output projection, cut into heads and reduced to what lengths need.
+    """Each layer's output projection, cut into heads and reduced to what lengths need: `[heads, head_dim, head_dim]`.
 
-    With W_i the slice of head i, ‖W_i x‖ = ‖R_i x‖ where R_i is the triangular factor of W_i: head_dim numbers instead
-    of as many as the model is wide.
-
-    Returns
-    -------
-    list of Tensor [heads, head_dim, head_dim], float32, one a layer
-
-    Raises
-    ------
-    UnsupportedModel
-        Where no such projection is found.
+    With W_i the slice of head i, ‖W_i x‖ = ‖R_i x‖ where R_i is the triangular factor of W_i (float32): head_dim
+    numbers instead of as many as the model is wide. Raises UnsupportedModel where no such projection is found.
     """
     shape = attention_shape(model)
     return [

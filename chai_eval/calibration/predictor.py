@@ -21,13 +21,7 @@ SPARSITIES = (0.1, 0.3, 0.5)
 
 
 class HeadOutputs:
-    """What predictors are fed and what they should tell, at some tokens of a pass: a watcher for `observe`.
-
-    Parameters
-    ----------
-    columns : Tensor [n], int64
-        Of the tokens.
-    """
+    """What predictors are fed and what they should tell, at some columns `[n]` of a pass: a watcher for `observe`."""
 
     def __init__(self, columns: Tensor) -> None:
         self._columns = columns
@@ -112,12 +106,7 @@ def recall(scores: Tensor, norms: Tensor, sparsity: float) -> Tensor:
 
 
 def recalls(model: PreTrainedModel, predictors: Predictors, samples: Sequence[Tensor]) -> dict[str, Any]:
-    """Share of the true top heads that predictors find on text that they have not learnt from, by sparsity and layer.
-
-    Parameters
-    ----------
-    samples : sequence of Tensor [tokens], int64
-    """
+    """Share of the true top heads that predictors find on samples they haven't learnt from, by sparsity and layer."""
     by_sample = []
     for sample in samples:
         outputs = HeadOutputs(torch.arange(len(sample)))

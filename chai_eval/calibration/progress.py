@@ -46,13 +46,7 @@ def progress(
 
 
 class SavedProgress:
-    """What an interrupted pass goes on from, in a file whose name has the sha256 of what is in it.
-
-    Parameters
-    ----------
-    path : Path
-        The file but for the sha256.
-    """
+    """What an interrupted pass goes on from, in a file whose name is that of `path` and the sha256 of what is in it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._last, self._cost = path, time.monotonic(), 0.0
@@ -63,13 +57,7 @@ class SavedProgress:
             self.save(state())
 
     def save(self, state: dict[str, Any]) -> None:
-        """Save tensors and texts, in place of what was saved before.
-
-        Raises
-        ------
-        RunError
-            The disk fails.
-        """
+        """Save tensors and texts, in place of what was saved before; RunError where the disk fails."""
         start = time.monotonic()
         try:
             write_whole(self.path, lambda path: torch.save(state, path))

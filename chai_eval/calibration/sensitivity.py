@@ -105,18 +105,9 @@ class WithGradient(NamedTuple):
 
 
 def with_gradients(model: PreTrainedModel, sample: Tensor, draw: Draw) -> list[WithGradient]:
-    """Run one sample forth and back.
+    """Run one sample, `[tokens]`, forth and back; RunError for predictions that are no numbers.
 
-    Parameters
-    ----------
-    sample : Tensor [tokens], int64
-    draw : callable
-        Draws a token for each place from its probabilities, `[tokens, vocabulary]` to `[tokens]`, on the CPU.
-
-    Raises
-    ------
-    RunError
-        For predictions that are no numbers.
+    `draw` draws a token for each place from its probabilities, `[tokens, vocabulary]` to `[tokens]`, on the CPU.
     """
     layers: dict[int, Seen] = {}
 
@@ -138,16 +129,9 @@ def with_gradients(model: PreTrainedModel, sample: Tensor, draw: Draw) -> list[W
 
 
 def true_divergences(model: PreTrainedModel, samples: Sequence[Tensor], methods: Sequence[Method]) -> list[float]:
-    """KL divergence of next-token distributions from plain attention's under whole methods, as it is.
+    """KL divergence of next-token distributions from plain attention's under whole methods, as it is, on samples.
 
-    Parameters
-    ----------
-    samples : sequence of Tensor [tokens], int64
-
-    Returns
-    -------
-    list of float
-        Means over tokens, in nats; infinite where a method rules out a token that plain attention does not.
+    Means over tokens, in nats; infinite where a method rules out a token that plain attention does not.
     """
     # Any token may follow the last one: a divergence does not depend on it.
     sequences = [(*sample.tolist(), 0) for sample in samples]

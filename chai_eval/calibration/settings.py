@@ -112,6 +112,12 @@ class AnalysisSettings(OfflineSettings):
     counts: Annotated[Any, AfterValidator(_counts)] = setting(
         None, "cluster counts whose membership is followed: a preset or a list; null for each layer's elbow"
     )
+    drift: Flag = setting(
+        False,
+        "true follows, over windows further on in each sample, how far their clusters agree with those of the first "
+        "tokens",
+    )
+    window: Count | None = setting(None, "tokens of such a window; null for as many as the probe has")
     figures: Flag | None = setting(
         None, "draw figures as well as writing the data: true, false; null where matplotlib is installed"
     )
@@ -119,12 +125,7 @@ class AnalysisSettings(OfflineSettings):
 
 
 def check_tokens(tokens: int, model: PreTrainedModel) -> None:
-    """Refuse samples that are longer than the model reads.
-
-    Raises
-    ------
-    SettingError
-    """
+    """Refuse samples that are longer than the model reads, by a SettingError."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and tokens > longest:
         raise SettingError(f"tokens: {tokens} given; allowed: 8 to {longest}, the longest this model reads")

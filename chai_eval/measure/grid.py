@@ -47,25 +47,11 @@ def measure(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> Measured:
-    """Measure a model under its own attention and under methods.
+    """Measure a model, in eval mode, under its own attention and under methods.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        In eval mode.
-    source : ModelSettings or None
-        From which a fresh process loads the model again, to take peak memory on a CPU; None leaves that out.
-    clock : Clock or None
-        In place of the device's own.
-    progress : Progress or None
-        Points that are done are taken from it, others written to it.
-
-    Raises
-    ------
-    SettingError
-        See `check_positions`.
-    RunError
-        Where a fresh process fails, or progress can't be written.
+    From `source` a fresh process loads the model again, to take peak memory on a CPU; None leaves that out. Points that
+    are done are taken from `progress`, others written to it. SettingError as `check_positions` raises it; RunError
+    where a fresh process fails, or progress can't be written.
     """
     check_positions(settings, model)
     clock, progress = clock or clock_for(model.device), progress or Progress(None)

@@ -30,10 +30,7 @@ class Progress:
     def part(self, name: str, kind: type[T], measure: Callable[[], T]) -> T:
         """A part of a kind that was written before under a name, or else what `measure` gives, written.
 
-        Raises
-        ------
-        RunError
-            Where it can't be written.
+        RunError where it can't be.
         """
         if self.folder is None:
             return measure()

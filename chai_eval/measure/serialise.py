@@ -20,11 +20,5 @@ def to_json(value: Any, kind: Any = None) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """What `to_json` made `value` of; fields that the dataclass doesn't have are passed over.
-
-    Raises
-    ------
-    ValueError
-        For values that are not of this kind.
-    """
+    """What `to_json` made `value` of; fields that the dataclass doesn't have are passed over, ValueError for others."""
     return _adapter(kind).validate_python(value)

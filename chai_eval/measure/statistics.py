@@ -54,12 +54,7 @@ def ratio(baseline: Sequence[float], other: Sequence[float]) -> Ratio:
 
     The interval is a percentile bootstrap over repetitions (Efron and Tibshirani, 1993, chapter 13), drawn in pairs:
     what slowed a repetition down slowed both. It is scipy's `bootstrap(…, paired=True, method="percentile")`, which a
-    machine that only measures need not have.
-
-    Raises
-    ------
-    ValueError
-        Where the seconds by repetition of the two don't pair up, or are empty.
+    machine that only measures need not have. ValueError where the seconds of the two don't pair up, or are empty.
     """
     first, second = np.asarray(baseline, dtype=float), np.asarray(other, dtype=float)
     if first.shape != second.shape or first.ndim != 1 or first.size == 0:

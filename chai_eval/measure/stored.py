@@ -47,19 +47,9 @@ def measured(runs: Sequence[Settings], loaded: LoadedModel, labels: Sequence[str
     with the points of the grid that it had not come to; where another process measures the same, this one waits. The
     key names what was asked.
 
-    Parameters
-    ----------
-    runs : sequence of Settings
-        Alike but for their method; the first one's folder is written to.
-    labels : sequence of str or None
-        What to call the methods where several have the same name.
-
-    Raises
-    ------
-    SettingError
-        For a grid that the model can't be measured on, or a method that doesn't fit it.
-    RunError
-        Where a fresh process fails, or the folder can't be written.
+    Runs are alike but for their method, and the first one's folder is written to; `labels` are what to call methods of
+    the same name. SettingError for a grid that the model can't be measured on, or a method that doesn't fit it;
+    RunError where a fresh process fails, or the folder can't be written.
     """
     first = runs[0]
     if first.measure is None:

@@ -52,12 +52,8 @@ class Pass:
 def pass_work(model: PreTrainedModel, layers: Sequence[LayerFootprint], run: Pass) -> dict[str, Work]:
     """What a forward pass asks for at least, part by part.
 
-    Narrow projections of queries and keys are counted where a layer has `q_proj` and `k_proj`.
-
-    Returns
-    -------
-    dict of str to Work
-        `projections` (of queries, keys and values), `attention`, `other layers`, `head` (logits of the last token).
+    Parts are `projections` (of queries, keys and values; narrow ones of queries and keys are counted where a layer has
+    `q_proj` and `k_proj`), `attention`, `other layers`, `head` (logits of the last token).
     """
     shape, head = attention_shape(model), model.get_output_embeddings()
     whole = LayerFootprint.full(shape)

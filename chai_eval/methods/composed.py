@@ -44,8 +44,8 @@ class ComposedMethod(Method):
     def hooks(self, model: PreTrainedModel) -> Hooks:
         parts = [each.hooks(model) for each in self.methods]
         sharing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.plans]
-        own = [each.name for each, part in zip(self.methods, parts, strict=True) if part.has_attention]
-        reads = [each.name for each, part in zip(self.methods, parts, strict=True) if part.has_reads]
+        own = [each.name for each, part in zip(self.methods, parts, strict=True) if part.changes("attention")]
+        reads = [each.name for each, part in zip(self.methods, parts, strict=True) if part.changes("reads")]
         for several, why in ((sharing, "both let heads share scores"), (own, "both have attention of their own")):
             if len(several) > 1:
                 raise _excluded(several, why)
@@ -56,7 +56,7 @@ class ComposedMethod(Method):
         if reads and own:
             why = f"{own[0]} has attention of its own, which reads other keys than {reads[0]} knows"
             raise _excluded([*reads, *own], why)
-        choosing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.chooses_keys]
+        choosing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.changes("keys")]
         dropping = [each.name for each, part in zip(self.methods, parts, strict=True) if part.drops_tokens]
         if choosing and dropping:
             raise _excluded([*choosing, *dropping], f"{dropping[0]} drops tokens that {choosing[0]} chooses among")

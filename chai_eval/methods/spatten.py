@@ -143,15 +143,15 @@ def _note(call: AttentionCall, name: str, given: Tensor) -> None:
 
     What earlier passes gave is remembered with the cache, as the last token of this pass saw it.
     """
-    rows, forward = call.rows, call.forward
+    rows, state = call.rows, call.state
     seen = given.cumsum(1) if rows.branch is None else _history(call).to(given.dtype) @ given
-    before = forward.remembered.get((call.index, name))
+    before = state.get(name)
     earlier = seen.new_zeros(rows.count, given.shape[-1])
     if before is not None:
         earlier = pad(before, (0, given.shape[-1] - before.shape[-1]))
         seen = seen + earlier[:, None]
     last = seen[torch.arange(rows.count, device=seen.device), (rows.lengths - 1).clamp(min=0)]
     # Of a row without a token in this pass, what stands there is padding.
-    forward.remembered[call.index, name] = torch.where((rows.lengths > 0)[:, None], last, earlier)
-    carried = forward.carried.get(name)
-    forward.carried[name] = seen if carried is None else carried.to(seen.device) + seen
+    state[name] = torch.where((rows.lengths > 0)[:, None], last, earlier)
+    carried = call.forward.carried.get(name)
+    call.forward.carried[name] = seen if carried is None else carried.to(seen.device) + seen

@@ -80,10 +80,7 @@ def random_model(
 ) -> PreTrainedModel:
     """A model with random weights, the same at every call; the global random state is left as it was.
 
-    Raises
-    ------
-    SettingError
-        The config contradicts itself, such as a hidden size that its heads don't divide.
+    SettingError where the config contradicts itself, such as a hidden size that its heads don't divide.
     """
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if kv_heads is not None and heads % kv_heads:

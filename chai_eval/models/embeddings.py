@@ -25,9 +25,7 @@ def all_embedded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def check_embedded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> None:
-    """Refuse the first token that the model has no embedding for; those that are never used may have none; raises
-    SettingError.
-    """
+    """Refuse by SettingError the first token that the model has no embedding for; those never used may have none."""
     count = embedding_count(model)
     found = next((token for token in tokens if token >= count), None)
     if found is not None:
@@ -48,10 +46,7 @@ def embedded(
 ) -> Iterator[Tensor]:
     """The first `count` samples (None: all), each `[tokens]`; read and checked at once where any token may be wrong.
 
-    Raises
-    ------
-    SettingError
-        As `check_embedded` does.
+    Raises as `check_embedded` does.
     """
     first = itertools.islice(samples, count)
     if all_embedded(model, tokenizer):

@@ -29,12 +29,8 @@ def fingerprint(model: PreTrainedModel) -> str:
     """Sha256 (hex) over the model's config and its parameters' names, shapes, dtypes and bits.
 
     Each chunk of a parameter goes in as two sums over its 64-bit words, plain and weighted by position, modulo 2^64:
-    integer addition gives the same sum in any order, so on any device. Tied weights count once.
-
-    Raises
-    ------
-    RunError
-        A weight isn't in memory (offloaded to disk).
+    integer addition gives the same sum in any order, so on any device. Tied weights count once. RunError where a weight
+    isn't in memory (offloaded to disk).
     """
     digest = hashlib.sha256(json.dumps(_numeric_config(model), sort_keys=True, default=str).encode())
     for name, parameter in sorted(model.named_parameters()):

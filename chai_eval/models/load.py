@@ -47,22 +47,13 @@ def model_settings(name: str, **changes: Any) -> ModelSettings:
 
 
 def load_model(name: str, **settings: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model of `conf/model/` and its tokenizer, ready to evaluate.
+    """Load a model of `conf/model/`, such as `smollm2_mha` or `llama7b`, and its tokenizer, ready to evaluate.
 
-    Parameters
-    ----------
-    name
-        A choice of `conf/model/`: `smollm2_mha`, `llama7b`, `tiny_llama_random` …
-    **settings
-        Fields of `ModelSettings` in place of what the model's file says, such as `device="cuda:1"`,
-        `dtype="bfloat16"`, `path=…` or `config={"num_key_value_heads": 2}`; None leaves what it says.
+    `settings` are fields of `ModelSettings` in place of what the model's file says, such as `device="cuda:1"`,
+    `dtype="bfloat16"`, `path=…` or `config={"num_key_value_heads": 2}`; None leaves what it says.
 
-    Raises
-    ------
-    SettingError
-        A value that isn't allowed, a directory without safetensors weights, a device that isn't there.
-    RunError
-        The hub can't be reached, or the weights can't be read.
+    SettingError for a value that isn't allowed, a directory without safetensors weights, a device that isn't there;
+    RunError where the hub can't be reached, or the weights can't be read.
     """
     return load(model_settings(name, **{key: value for key, value in settings.items() if value is not None}))
 

@@ -34,12 +34,7 @@ def load_tokenizer(settings: ModelSettings, source: str) -> PreTrainedTokenizerB
 def tokenizer_of_random(settings: ModelSettings, own: str | None, model: PreTrainedModel) -> PreTrainedTokenizerBase:
     """The tokenizer of a model with random weights: as set, else the one at `own`, else the builtin one.
 
-    Raises
-    ------
-    SettingError
-        The model has fewer embeddings than the builtin tokenizer has tokens.
-    RunError
-        It can't be read.
+    SettingError where the model has fewer embeddings than the builtin one has tokens, RunError where it can't be read.
     """
     source = settings.tokenizer or own or "builtin"
     if source == "builtin" and model.config.vocab_size < VOCAB_SIZE:

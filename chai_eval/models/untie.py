@@ -15,18 +15,11 @@ def untie(model: PreTrainedModel) -> PreTrainedModel:
     """Repeat the K and V projections of every layer, in place, until each query head has its own.
 
     The model computes the same function with H = H_kv; its K,V cache grows by the group size H / H_kv. On a CPU its
-    logits are the same to the last bit; elsewhere the larger matrix product may be rounded in another order.
+    logits are the same to the last bit; elsewhere the larger matrix product may be rounded in another order. A model
+    that is MHA already is left as it is.
 
-    Parameters
-    ----------
-    model
-        With separate `q_proj`, `k_proj` and `v_proj` in each attention layer: LLaMA, Mistral, Qwen, SmolLM …
-        A model that is MHA already is left as it is.
-
-    Raises
-    ------
-    SettingError
-        The model has no such projections.
+    SettingError for a model without separate `q_proj`, `k_proj` and `v_proj` in its attention layers, as LLaMA,
+    Mistral, Qwen, SmolLM … have.
     """
     # Attention classes share no base: what they have in common is the names.
     layers: list[Any] = [module for module in model.modules() if _has_projections(module)]

@@ -24,10 +24,7 @@ class ChatTemplate:
 def chat_template(tokenizer: Any, prompts: PromptSettings) -> ChatTemplate | None:
     """The template that prompts go through, None where they go through none.
 
-    Raises
-    ------
-    SettingError
-        The tokenizer has no template, none of that name, or none that takes the system's turn asked for.
+    SettingError where the tokenizer has no template, none of that name, or none that takes the system's turn asked for.
     """
     asked = prompts.apply_chat_template
     if asked is False:

@@ -102,12 +102,9 @@ class DecodedLM(PackedLM):
 
 
 class _Cached:
-    """Rows of a cache that grow by a token at a time, and what the model predicts after each.
+    """Rows of a cache that grow by a token at a time, and the `log_probabilities` of each row's next token.
 
-    Attributes
-    ----------
-    log_probabilities : Tensor [rows, vocabulary], float32
-        Of the next token of every row.
+    They are `[rows, vocabulary]`, float32.
     """
 
     def __init__(self, model: PreTrainedModel, contexts: Sequence[Tokens]) -> None:

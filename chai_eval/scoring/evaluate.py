@@ -57,17 +57,9 @@ def score(
 ) -> Scores | None:
     """Score a task under a method, put into the model and taken out again; None in all processes but the first.
 
-    Parameters
-    ----------
-    scoring : "packed" or "decode"
-        Requests in packed rows, or contexts at once and their continuations token by token through the cache.
-    journal : Journal or None
-        Requests found there are not scored again, and those scored are added.
-
-    Raises
-    ------
-    RunError
-        For logits that are not finite, or a metric that is not.
+    Requests are "packed" in rows, or "decode" scores contexts at once and their continuations token by token through
+    the cache. Those found in the journal are not scored again, and those scored are added. RunError for logits that are
+    not finite, or a metric that is not.
     """
     task = prepared.task_name
     with method.applied(runner.model):

@@ -14,19 +14,10 @@ from chai_eval.errors import RunError
 
 
 def check_finite(model: PreTrainedModel, given: Mapping[str, Any], highest: Tensor) -> None:
-    """Raise where scores are not finite.
+    """Raise RunError where scores are not finite, naming the first layer whose output is not.
 
-    Parameters
-    ----------
-    given : mapping
-        Arguments of the forward pass that gave the scores; it is run once more to find the layer.
-    highest : Tensor
-        The highest log-probability of each position: finite only where no logit is NaN or +inf.
-
-    Raises
-    ------
-    RunError
-        Naming the first layer whose output is not finite.
+    `highest` is the highest log-probability of each position: finite only where no logit is NaN or +inf. The forward
+    pass that gave it is run once more, as it was `given`, to find the layer.
     """
     if not torch.isfinite(highest).all():
         dtype = str(model.dtype).removeprefix("torch.")

@@ -30,17 +30,10 @@ def is_sampled(settings: Mapping[str, Any]) -> bool:
 def generation_batches(
     model: PreTrainedModel, requests: Sequence[tuple[str, Mapping[str, Any]]], begin: str | None, size: int
 ) -> list[list[int]]:
-    """Split requests, by number, into batches of which each text is the one that it would be alone.
+    """Split requests, by number, into batches of `size` at most, of which each text is the one that it would be alone.
 
-    Parameters
-    ----------
-    requests : sequence of (prompt, settings)
-        In the order in which they are generated.
-    begin : str or None
-        Text of the token that sequences begin with. lm-eval looks at the first prompt of a batch to see whether it is
-        there already.
-    size : int
-        Most requests in a batch.
+    Requests are prompts with their settings, in the order in which they are generated; `begin` is the text of the token
+    that sequences begin with: lm-eval looks at the first prompt of a batch to see whether it is there already.
     """
     own = model.generation_config
     # The longest prompt of a batch may change what rotary embeddings give to all.

@@ -45,7 +45,6 @@ class PackedLM(HFLM):
     runner : Runner
         Its model with the method already applied. Each of its processes does a batch of every round, after which all
         know all its scores; lm-eval is not told, so that what it makes of the scores is what it makes of them in one.
-    method : Method
     journal : Journal or None
         Requests found there are not scored again, and those scored are added.
     chat_template : str or None

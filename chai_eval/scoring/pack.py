@@ -37,10 +37,7 @@ class ScoringRequest:
     def truncated(self, max_length: int) -> ScoringRequest:
         """Drop tokens from the left until all but the last fit into `max_length`, as lm-eval does.
 
-        Raises
-        ------
-        RunError
-            Where the continuation alone does not fit.
+        RunError where the continuation alone does not fit.
         """
         if len(self.continuation) > max_length:
             raise RunError(
@@ -132,18 +129,9 @@ def documents(
 ) -> list[Document]:
     """Group requests by context into rows, in the order in which contexts first occur.
 
-    Choices often begin alike as well; what all of them share is part of the row's context too.
-
-    Parameters
-    ----------
-    requests : sequence of ScoringRequest
-        Each with at least one token in context and continuation.
-    shared_context : int
-        A start shorter than this is not shared: what a method looks at first then differs from choice to choice.
-    batch_tokens : int or None
-        Most tokens in a pass: no row is made larger by sharing.
-    alike : callable
-        See `batches`.
+    Choices often begin alike as well; what all of them share is part of the row's context too. A start shorter than
+    `shared_context` is not shared: what a method looks at first then differs from choice to choice. No row is made
+    larger than `batch_tokens` by sharing. Each request has at least one token in context and continuation.
     """
     by_context: dict[tuple[Tokens, Hashable], list[int]] = {}
     for number, request in enumerate(requests):
@@ -206,16 +194,9 @@ def _document(context: Tokens, by_fed: dict[Tokens, list[int]], requests: Sequen
 def batches(
     rows: Sequence[Document], batch_tokens: int, alike: Callable[[int], Hashable] = lambda length: None
 ) -> list[Batch]:
-    """Fill passes with documents of similar length, longest first, up to a budget of tokens.
+    """Fill passes with documents of similar length, longest first, up to `batch_tokens`; a longer one has its own.
 
-    Parameters
-    ----------
-    rows : sequence of Document
-    batch_tokens : int
-        Most tokens in a pass; a longer document has a pass of its own.
-    alike : callable
-        Of a request's length in tokens: those for which it differs never share a pass (see `RotaryLengths.alike`). By
-        default all may.
+    Requests never share a pass where `alike`, of their lengths in tokens, differs (see `RotaryLengths.alike`).
     """
     together: dict[Hashable, list[Document]] = {}
     # Sorting by tokens as well makes the layout independent of the order in which requests came.

@@ -52,23 +52,10 @@ def prepare(
     prompts: PromptSettings = AS_TASKS_SAY,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> PreparedTask:
-    """Build a task's requests.
+    """Build the requests of a task's first `limit` documents (None: of all); the task itself is left as it is.
 
-    Parameters
-    ----------
-    task : Task
-        Left as it is: what is prepared are requests of a copy.
-    limit : int or None
-        First documents to use; None for all.
-    seed : int
-        Of the few-shot examples, where the task has any.
-    tokenizer : PreTrainedTokenizerBase or None
-        Whose chat template is applied; needed for nothing else.
-
-    Raises
-    ------
-    SettingError
-        For a chat template that isn't there, or more examples than there are.
+    `seed` is of the few-shot examples, where it has any; of the tokenizer only the chat template is needed.
+    SettingError for a template that isn't there, or more examples than there are.
     """
     task = _apart(task)
     _set_examples(task, prompts.num_fewshot, seed)

@@ -49,13 +49,7 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Give a value and get everybody's, in the order of ranks.
-
-        Raises
-        ------
-        OtherRankError
-            Where another process failed before it had one.
-        """
+        """Give a value and get everybody's, by rank; OtherRankError where another process failed before it had one."""
         return [each for _, each in self._exchange(_VALUE, value)]
 
     def broadcast(self, value: Any) -> Any:
@@ -140,10 +134,7 @@ class Ranks:
 def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks:
     """Join the processes that a launcher, by what it left in the environment, started this one with, if any.
 
-    Raises
-    ------
-    RunError
-        Where the others can't be reached.
+    RunError where the others can't be reached.
     """
     size = environment.get("WORLD_SIZE", "1")
     if size == "1" or not {"RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():

@@ -16,14 +16,8 @@ from chai_eval.scoring.ranks import Ranks
 class Runner:
     """A model, its tokenizer, and how requests go through them.
 
-    Attributes
-    ----------
-    batch_tokens : int or None
-        Most tokens in a forward pass, those in the cache included; None chooses by the device.
-    ranks : Ranks
-        Processes that share the work; all must have been given the same.
-    progress : bool
-        Whether the first of them shows how far it is.
+    `batch_tokens` are the most in a forward pass, those in the cache included; None chooses by the device. `ranks`
+    share the work, and must all have been given the same; with `progress` the first of them shows how far it is.
     """
 
     model: PreTrainedModel

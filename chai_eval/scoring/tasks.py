@@ -42,12 +42,8 @@ def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) 
     """Names of single tasks behind a choice, each once, in the order given.
 
     A choice is `paper` (the paper's five), `text`, a task, group or tag of lm-eval or of the user's own, several with
-    commas between (`piqa,boolq` or `[piqa,boolq]`), or a list of these.
-
-    Raises
-    ------
-    SettingError
-        A name that lm-eval doesn't know, a group that changes the settings of its tasks, or no name at all.
+    commas between (`piqa,boolq` or `[piqa,boolq]`), or a list of these. SettingError for a name that lm-eval doesn't
+    know, a group that changes the settings of its tasks, or no name at all.
     """
     parts = [choice] if isinstance(choice, str) else [str(part) for part in choice]
     names = [name.strip() for part in parts for name in part.strip().strip("[]").split(",") if name.strip()]
@@ -68,24 +64,14 @@ def check_text(names: Sequence[str], text: str | None) -> None:
 
 
 def load_task(name: str, settings: TaskSettings = ALL_DEFAULT) -> Task:
-    """A single lm-eval task with its stock prompt.
+    """A single lm-eval task, by a name of `task_names`, with its stock prompt; one of the user's own as it is.
 
-    Parameters
-    ----------
-    name
-        As `task_names` gives it; a task of the user's own is loaded as it is.
-    settings
-        Where its documents come from; `limit` counts for `text` alone. `source=local`: the paper's five, from the
-        assets or from `data_dir`, which has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns. `hub`: as
-        lm-eval defines it. `auto`: local for the five, the hub where the assets can't be had, and for any other.
+    The settings say where its documents come from; `limit` counts for `text` alone. `source=local`: the paper's five,
+    from the assets or from `data_dir`, which has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns. `hub`: as
+    lm-eval defines it. `auto`: local for the five, the hub where the assets can't be had, and for any other.
 
-    Raises
-    ------
-    SettingError
-        A setting is wrong, `data_dir` lacks the task's file or a column, `text` can't be read, or a task file would run
-        Python that isn't allowed.
-    RunError
-        The documents can't be fetched.
+    SettingError where a setting is wrong, `data_dir` lacks the task's file or a column, `text` can't be read, or a task
+    file would run Python that isn't allowed; RunError where the documents can't be fetched.
     """
     _check_source(name, settings)
     if is_own(name, settings.included):

@@ -136,10 +136,7 @@ class ResultFolder:
 def check_writable(results_dir: Path) -> None:
     """Make sure that results can be written, before minutes go into loading a model; leaves no trace.
 
-    Raises
-    ------
-    SettingError
-        Naming `results_dir` and what stands in the way.
+    SettingError names `results_dir` and what stands in the way.
     """
     whole = results_dir.absolute()
     try:
@@ -166,13 +163,7 @@ def is_seconds(value: Any) -> TypeGuard[float]:
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
-    """Read a note on an attempt, None where there is none.
-
-    Raises
-    ------
-    RunError
-        Where it can't be read, or isn't a note.
-    """
+    """Read a note on an attempt, None where there is none; RunError where it can't be read, or isn't a note."""
     try:
         note = read_json(path)
     except FileNotFoundError:

@@ -50,12 +50,7 @@ class Journal(Mapping[str, Any]):
     def append_many(self, scored: Iterable[tuple[str, Any]]) -> None:
         """Append requests' keys with JSON payloads (log-likelihood and whether it is the greedy one, or a text).
 
-        They are on the disk then.
-
-        Raises
-        ------
-        RunError
-            When the file can't be written.
+        They are on the disk then; RunError when the file can't be written.
         """
         pairs = list(scored)
         if pairs and self._path is not None:

@@ -11,11 +11,8 @@ from typing import Any
 def result_key(parts: Mapping[str, Any]) -> str:
     """Name one result: the first 12 hex digits of the sha256 over the canonical JSON of `parts`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        For a value that JSON can't hold exactly. Turning it into text by `str` would give an object's address
-        or a shortened array a say in the key.
+    TypeError or ValueError for a value that JSON can't hold exactly. Turning it into text by `str` would give an
+    object's address or a shortened array a say in the key.
     """
     canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -23,17 +23,8 @@ FIDELITY = "fidelity.parquet"
 def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFrame) -> None:
     """Write a finished result, its folder too; `record.json` comes last: where it stands the samples stand too.
 
-    Parameters
-    ----------
-    record
-        JSON values; `layout` is added.
-    samples
-        One row per document.
-
-    Raises
-    ------
-    RunError
-        When the folder can't be written (a full disk); nothing half-written is left.
+    To the record, of JSON values, `layout` is added; samples have a row per document. RunError when the folder can't be
+    written (a full disk); nothing half-written is left.
     """
     _write(directory, Document({"layout": LAYOUT, **record}, {}), SAMPLES, samples)
 
@@ -41,17 +32,9 @@ def write_record(directory: Path, record: Mapping[str, Any], samples: pd.DataFra
 def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.DataFrame) -> None:
     """Add to a finished result how close it is to plain attention, in place of what an earlier run added.
 
-    The folder must be held, so that no other process changes the record meanwhile.
-
-    Parameters
-    ----------
-    fidelity
-        JSON values; `asked` says on how many documents it was wanted, `documents` how many `samples`, their rows, has.
-
-    Raises
-    ------
-    RunError
-        Where there is no finished result, or the folder can't be written.
+    The folder must be held, so that no other process changes the record meanwhile. Of the JSON values `asked` says on
+    how many documents it was wanted, `documents` how many `samples`, their rows, has. RunError where there is no
+    finished result, or the folder can't be written.
     """
     found = _document(directory)
     if found is None:
@@ -73,19 +56,10 @@ def _write(directory: Path, found: Document, name: str, samples: pd.DataFrame) -
 def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
     """Read how close a result is to plain attention; None where nobody asked that about so many documents or more.
 
-    Returns
-    -------
-    DataFrame or None
-        As `write_fidelity` was given it: of all the documents that were asked about, not `asked` of them alone. None
-        also where they are of another number than the record says.
-
-    Raises
-    ------
-    DamagedError
-        Where the documents are missing or not those that the record names: damaged, or replaced by a run that was
-        killed before it wrote the record.
-    RunError
-        For a record that can't be read.
+    It is as `write_fidelity` was given it: of all the documents that were asked about, not `asked` of them alone. None
+    also where they are of another number than the record says. DamagedError where they are missing or not those that
+    the record names: damaged, or replaced by a run that was killed before it wrote the record. RunError for a record
+    that can't be read.
     """
     found = _document(directory) or Document({}, None)
     fidelity = found.content.get("fidelity")
@@ -98,12 +72,8 @@ def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:
 def read_record(directory: Path) -> dict[str, Any] | None:
     """Read the record of a finished result, None when there is none.
 
-    Raises
-    ------
-    DamagedError
-        For a record that isn't what was written, or lacks its numbers.
-    RunError
-        For a record of another layout: it might be misread.
+    DamagedError for one that isn't what was written, or lacks its numbers; RunError for one of another layout, which
+    might be misread.
     """
     found = _document(directory)
     return None if found is None else found.content

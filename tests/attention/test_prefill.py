@@ -68,7 +68,7 @@ def test_low_precision_rounds_a_sum_once() -> None:
     query, key, value = (torch.randn(1, n, 61, HEAD_DIM, generator=generator).bfloat16() for n in (3, 3, HEADS))
     with torch.no_grad():
         alone = shared_attention(query, key, value, SharedHeads.of(membership, HEADS), view)
-    shared = SharedHeads.of(membership.expand(2), HEADS)
+    shared = SharedHeads.of(membership.changed(lambda each: each.expand(2, -1)), HEADS)
     together = shared_attention(*(each.expand(2, -1, -1, -1) for each in (query, key, value)), shared, two)
     # Of a single rounding of the same sum to 8 bits, but for sums that lie at the edge of two.
     assert (alone[0] == together[0]).float().mean() > 0.99

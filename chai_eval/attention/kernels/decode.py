@@ -24,8 +24,9 @@ HEADS = 8
 def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view: View, first: int) -> Tensor:
     """Output of every head for a few queries; of the representatives alone, where members share their values too.
 
-    Probabilities of the representatives are handed to every head: next to a head's values they are one number in
-    `head_dim`, so this costs nothing that can be felt, while values laid side by side would have to be copied.
+    It is `[rows, heads or clusters, queries, head_dim]`. Probabilities of the representatives are handed to every head:
+    next to a head's values they are one number in `head_dim`, so this costs nothing that can be felt, while values laid
+    side by side would have to be copied.
 
     Parameters
     ----------
@@ -34,10 +35,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
     key : Tensor [rows, kept, room, head_dim]
         With whatever free room the cache has behind the keys in use.
     value : Tensor [rows, kv_heads or kept, room, head_dim]
-
-    Returns
-    -------
-    Tensor [rows, heads or clusters, queries, head_dim]
     """
     count, queries, membership, slot = query.shape[0], query.shape[2], shared.membership, shared.slot
     keys = view.rows.key_columns(first + queries)
@@ -45,19 +42,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
         key, value = key[:, :, :keys], value[:, :, :keys]
     room = value.shape[2]
     query = query * view.scaling
-    if slot is None:
-        scores = with_keys(query.flatten(0, 1), key.flatten(0, 1)).view(count, -1, queries, room)
-    else:
-        scores = _by_slot(with_keys, query, key, slot)
-    probabilities = softmax_of_seen(scores, view, first, value.dtype)
+    probabilities = softmax_of_seen(_by_slot(with_keys, query, key, slot), view, first, value.dtype)
     if shared.share_value:
-        if slot is None:
-            out = with_values(probabilities.flatten(0, 1), value.flatten(0, 1)).view(
-                count, -1, queries, value.shape[-1]
-            )
-        else:
-            out = _by_slot(with_values, probabilities, value, slot)
-        return out.to(value.dtype)
+        return _by_slot(with_values, probabilities, value, slot).to(value.dtype)
     heads, kv_heads = membership.cluster.shape[1], value.shape[1]
     # Heads are taken whole: a gather by elements would take longer than all else but the products.
     of_head = probabilities.flatten(0, 1).index_select(0, membership.flat)
@@ -68,14 +55,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
 
 
 def softmax_of_seen(scores: Tensor, view: View, first: int, dtype: torch.dtype) -> Tensor:
-    """Probabilities of a few queries over the keys that they see, in the precision in which they meet values.
+    """Probabilities of a few queries over the keys that they see, in the precision in which they meet values (`dtype`).
 
-    Parameters
-    ----------
-    scores : Tensor [rows, n, queries, room]
-        Of queries in columns `first` and after, with whatever free room there is behind the keys in use. Overwritten.
-    dtype : torch.dtype
-        Of the values.
+    The scores, `[rows, n, queries, room]`, are those of queries in columns `first` and after, with whatever free room
+    there is behind the keys in use. They are overwritten.
     """
     queries, room = scores.shape[2], scores.shape[3]
     keys = view.rows.key_columns(first + queries)
@@ -89,22 +72,15 @@ def softmax_of_seen(scores: Tensor, view: View, first: int, dtype: torch.dtype) 
     return scores.softmax(-1, dtype=torch.float32).to(dtype if multiplies(dtype, scores.device) else torch.float32)
 
 
-def _by_slot(product: Callable[[Tensor, Tensor], Tensor], asking: Tensor, kept: Tensor, slot: Tensor) -> Tensor:
-    """Products of each representative with the kept head that is its own.
+def _by_slot(product: Callable[[Tensor, Tensor], Tensor], asking: Tensor, kept: Tensor, slot: Tensor | None) -> Tensor:
+    """Products of each representative with the kept head that is its own (by `slot`): `[rows, clusters, queries, ...]`.
 
     Every representative meets every kept head, and the right one is taken: what is kept is read once, and not copied.
-
-    Parameters
-    ----------
-    product : function of Tensor [n, queries, ...] and Tensor [n, keys, head_dim]
-    asking : Tensor [rows, clusters, queries, ...]
-    kept : Tensor [rows, kept, keys, head_dim]
-    slot : Tensor [rows, clusters], int64
-
-    Returns
-    -------
-    Tensor [rows, clusters, queries, ...]
+    Asking is `[rows, clusters, queries, ...]`, what is kept `[rows, kept, keys, head_dim]`, `slot` `[rows, clusters]`,
+    or None where they correspond one to one.
     """
+    if slot is None:
+        return product(asking.flatten(0, 1), kept.flatten(0, 1)).view(*asking.shape[:3], -1)
     count, clusters, queries, _ = asking.shape
     heads = kept.shape[1]
     everyone = asking.flatten(1, 2)[:, None].expand(-1, heads, -1, -1)
@@ -139,14 +115,7 @@ def cpu_multiplies(dtype: torch.dtype) -> bool:
 def with_keys(query: Tensor, key: Tensor) -> Tensor:
     """Products of queries and keys, in float32 where the device does not multiply their precision.
 
-    Parameters
-    ----------
-    query : Tensor [n, queries, head_dim]
-    key : Tensor [n, keys, head_dim]
-
-    Returns
-    -------
-    Tensor [n, queries, keys]
+    From `[n, queries, head_dim]` and `[n, keys, head_dim]` to `[n, queries, keys]`.
     """
     if multiplies(key.dtype, key.device):
         return _transposed_product(query, key)
@@ -160,14 +129,7 @@ def with_keys(query: Tensor, key: Tensor) -> Tensor:
 def with_values(probabilities: Tensor, value: Tensor) -> Tensor:
     """Values weighted by probabilities, in float32 where the device does not multiply their precision.
 
-    Parameters
-    ----------
-    probabilities : Tensor [n, queries, keys]
-    value : Tensor [n, keys, head_dim]
-
-    Returns
-    -------
-    Tensor [n, queries, head_dim]
+    From `[n, queries, keys]` and `[n, keys, head_dim]` to `[n, queries, head_dim]`.
     """
     if multiplies(value.dtype, value.device):
         return torch.bmm(probabilities, value)

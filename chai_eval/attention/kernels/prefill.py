@@ -23,14 +23,7 @@ BLOCK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class SameSize:
-    """All clusters of one size m, over all rows: they can be computed in one batched product.
-
-    Attributes
-    ----------
-    row, cluster : Tensor [n], int64
-    heads : Tensor [n, m], int64
-        The members, in order.
-    """
+    """All clusters of one size m, over all rows, `[n]`, and their members in order, `[n, m]`: one batched product."""
 
     row: Tensor
     cluster: Tensor
@@ -53,18 +46,14 @@ def by_size(membership: Membership) -> list[SameSize]:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, membership: Membership, view: View, first: int) -> Tensor:
-    """Output of every head for queries in columns `first` and after.
+    """Output of every head for queries in columns `first` and after: `[rows, heads, queries, head_dim]`.
 
     Parameters
     ----------
     query : Tensor [rows, clusters, queries, head_dim]
-        Of the representatives, from column `first` on.
+        Of the representatives.
     key : Tensor [rows, clusters, keys, head_dim]
     value : Tensor [rows, kv_heads, keys, head_dim]
-
-    Returns
-    -------
-    Tensor [rows, heads, queries, head_dim]
     """
     if not multiplies(value.dtype, value.device):
         return attend(query.float(), key.float(), value.float(), membership, view, first).to(value.dtype)
@@ -133,9 +122,7 @@ def _attend_one_row(
 def _hide(scores: Tensor, view: View, first: int) -> None:
     """Make scores minus infinity where queries in columns `first` and after may not look.
 
-    Parameters
-    ----------
-    scores : Tensor [rows, n, queries, keys up to the last that these queries may look at]
+    They are `[rows, n, queries, keys up to the last that these queries may look at]`.
     """
     queries = scores.shape[2]
     if view.causal:  # only the keys that stand among the queries can lie ahead of one
@@ -164,10 +151,7 @@ def query_blocks(queries: int, per_query: int) -> Iterator[tuple[int, int]]:
 def probability_blocks(query: Tensor, key: Tensor, view: View) -> Iterator[tuple[slice, Tensor]]:
     """Every head's own probabilities, a block of queries at a time: `[rows, heads, block, keys]`, float32.
 
-    Parameters
-    ----------
-    query : Tensor [rows, heads, length, head_dim]
-    key : Tensor [rows, kv_heads, keys, head_dim]
+    From queries `[rows, heads, length, head_dim]` and keys `[rows, kv_heads, keys, head_dim]`.
     """
     count, heads, length, _ = query.shape
     own_key, seen = repeat_heads(key, heads).transpose(-1, -2), view.whole_mask()

@@ -155,12 +155,8 @@ def _fields(default: PretrainedConfig, window: int) -> dict[str, Any]:
 def small_model(kind: str, window: int = WINDOW) -> PreTrainedModel:
     """A small model of a type, with every window or chunk `window` tokens wide and random weights, always the same.
 
-    Raises
-    ------
-    Exception
-        Whatever transformers raises where the type can't be built so.
-    ValueError
-        Where it isn't small: a field of the config stands neither in `SIZES` nor in `SPECIAL`.
+    Raises whatever transformers does where the type can't be built so, and ValueError where it isn't small: a field of
+    the config stands neither in `SIZES` nor in `SPECIAL`.
     """
     config = AutoConfig.for_model(kind, **_fields(AutoConfig.for_model(kind), window))
     with torch.device("meta"):
