@@ -40,7 +40,7 @@ def correlation_and_error(
     def watch(seen: Seen) -> None:
         last = seen.last_row().double().cpu()
         features = last if curves.features == "last_row" else seen.probe(probe_tokens).double().cpu()
-        correlation[seen.call.index] += _pearson(last).sum(0)
+        correlation[seen.call.index] += pearson(last).sum(0)
         error[seen.call.index] += curves.of(gram(features), cosine_distance(features), generator).sum(0)
 
     observe(model, progress(batches, len(batches), "correlation", "batches"), [watch])
@@ -127,7 +127,8 @@ def cluster_table(membership: Sequence[Tensor], probe_tokens: int) -> pd.DataFra
     return pd.DataFrame(rows, columns=["layer", "clusters", "heads"])
 
 
-def _pearson(rows: Tensor) -> Tensor:
+def pearson(rows: Tensor) -> Tensor:
+    """Correlation of every two rows of `[..., heads, keys]`: `[..., heads, heads]`; 0 with a row that is constant."""
     centred = rows - rows.mean(-1, keepdim=True)
     unit = torch.nn.functional.normalize(centred, dim=-1)
     return unit @ unit.transpose(-1, -2)
