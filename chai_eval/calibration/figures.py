@@ -65,6 +65,8 @@ def error_figure(table: pd.DataFrame) -> Figure:
 
     def draw(axes: Axes, layer: pd.DataFrame) -> None:
         axes.plot(layer["clusters"], layer["relative"], linewidth=1)
+        if "low" in layer:
+            axes.fill_between(layer["clusters"], layer["low"], layer["high"], alpha=0.3)
         elbow = layer[layer["is_elbow"]]
         axes.plot(elbow["clusters"], elbow["relative"], "o", markersize=4)
         axes.set_ylim(-0.05, 1.05)

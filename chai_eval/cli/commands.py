@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
+from chai_eval.cli.experiment import names_experiment, run_experiments
 from chai_eval.cli.help import ANALYSE, CALIBRATE, COMPARE, FRONTIER, REPORT, help_text, measure_help, offline_help
 from chai_eval.cli.measure import run_measurements
 from chai_eval.cli.overrides import composed
@@ -44,6 +45,10 @@ class Command:
     sweeps: bool = False
     alone: bool = False
     own_options: bool = False
+
+
+def _run(request: Request) -> int:
+    return run_experiments(request) if names_experiment(request.arguments) else run_jobs(request)
 
 
 def _calibrate(request: Request) -> int:
@@ -104,7 +109,7 @@ FRONTIER_HELP = partial(offline_help, FRONTIER, FrontierSettings)
 GOES_ON = "what was {} is kept, the same command goes on from there"
 
 COMMANDS = {
-    "run": Command(run_jobs, help_text, GOES_ON.format("scored"), sweeps=True),
+    "run": Command(_run, help_text, GOES_ON.format("scored"), sweeps=True),
     "measure": Command(run_measurements, measure_help, GOES_ON.format("measured"), alone=True),
     "calibrate": Command(_calibrate, CALIBRATE_HELP, GOES_ON.format("read"), alone=True),
     "analyse": Command(_analyse, ANALYSE_HELP, GOES_ON.format("read"), alone=True),

@@ -107,7 +107,7 @@ def _launches(key: str) -> bool:
 def _refuse_unknown(overrides: Sequence[str], config: str) -> None:
     """Refuse a setting that no configuration file has, naming the one that may have been meant."""
     grouped = groups()
-    chosen = [each for each in overrides if each.split("=", 1)[0] in grouped]
+    chosen = [each for each in overrides if each.lstrip("+").split("=", 1)[0] in grouped]
     try:
         known = OmegaConf.to_container(compose(config, chosen), resolve=False)
     except (HydraException, OmegaConfBaseException):  # a group that this command doesn't have
