@@ -73,6 +73,7 @@ def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     found = fidelities(Runner(model, tokenizer), methods, text.documents, **lengths)
     print(table([_line(name, each, found["chai"]) for name, each in found.items()]))
     record = {
+        "rows": [],  # of the table of promises: none
         "model": settings.name,
         "text": text.name,
         "seed": arguments.seed,
