@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration.analysis import (
@@ -25,7 +27,7 @@ from chai_eval.calibration.figures import INSTALL, draw_all, to_be_drawn
 from chai_eval.calibration.settings import AnalysisSettings, check_tokens
 from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.checksum import write_document
-from chai_eval.data.text import batches, cut, open_text
+from chai_eval.data.text import Text, batches, cut, open_text
 from chai_eval.errors import RunError, SettingError
 from chai_eval.files import write_whole
 from chai_eval.methods import build_method
@@ -46,14 +48,9 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
     ends = window_ends(settings.tokens, settings.probe_tokens, window) if settings.drift else []
     text = open_text(settings.text, settings.seed)
     model, tokenizer = load(settings.model)
-    check_tokens(settings.tokens, model)
     build_method("mha").check(model)
     counts = None if settings.counts is None else list(cluster_counts(settings.counts, model))
-    # Few enough to be held: both passes read the same.
-    samples = list(embedded(model, tokenizer, cut(text.documents, tokenizer, settings.tokens), settings.samples))
-    if not samples:
-        raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
-    together = list(batches(samples, max(settings.batch_tokens // settings.tokens, 1)))
+    together = sample_batches(settings, text, model, tokenizer)
     curves = ErrorCurves(settings.features, settings.algorithm, settings.starts)
     correlation, error = correlation_and_error(model, together, curves, settings.probe_tokens, settings.seed)
     counts = counts or elbows(error)
@@ -73,7 +70,7 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
         **({"drift": described_drift(tables["cluster_drift"])} if settings.drift else {}),
         "provenance": {
             "text": text.name,
-            "samples": len(samples),
+            "samples": sum(map(len, together)),
             "settings": settings.as_config(),
             "versions": versions(),
             "command": command,
@@ -83,6 +80,23 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
     folder = settings.out or Path("results") / "analysis" / settings.model.name
     _write(folder, tables, described, figures)
     return folder
+
+
+def sample_batches(
+    settings: AnalysisSettings, text: Text, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[Tensor]:
+    """Samples of a text in batches `[samples, tokens]`, few enough to be held: every pass reads the same.
+
+    Raises
+    ------
+    SettingError
+        Text that is empty, samples longer than the model reads.
+    """
+    check_tokens(settings.tokens, model)
+    samples = list(embedded(model, tokenizer, cut(text.documents, tokenizer, settings.tokens), settings.samples))
+    if not samples:
+        raise SettingError(f"text: {settings.text} has no text in it; allowed: any text")
+    return list(batches(samples, max(settings.batch_tokens // settings.tokens, 1)))
 
 
 def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, Any], figures: bool) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from chai_eval.errors import RunError
+
 # Seconds between signs of life of a process that waits for another.
 PATIENCE = 10.0
 
@@ -36,6 +38,15 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], object]) -> 
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def disk_errors(what: str, why: str = "({})") -> Iterator[None]:
+    """Say of an OSError within this, in a RunError, what can't be done and, as `why` has it, the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{what} {why.format(error.strerror or error)}") from error
 
 
 @contextmanager

@@ -31,8 +31,8 @@ PROMPT = "The cat sat on the mat"
 """,
     "reproduction": f"RESULTS = {str(ROOT / 'results')!r}",
     "your_model": """
-MODEL = ["model=tiny_llama_random"]
-NAME = "tiny_llama_random"
+NAME = "my_model"
+MODEL = ["model=tiny_llama_random", f"model.name={NAME}"]
 CALIBRATION = ["text=passages", "samples=10", "tokens=32", "starts=1", "sensitivity_samples=4", "predictor=false"]
 TASKS = ["task=piqa", "limit=4", "fidelity=2"]
 FRONTIER = ["text=passages", "seed=7", "tokens=32", "sequences=3", "saving=[0.1,0.2]", "methods=[chai,kv_rank]"]
@@ -83,7 +83,7 @@ def test_the_tour_shows_heads_clusters_and_both_outputs(tmp_path: Path) -> None:
     outputs = executed("tour", tmp_path)
     assert len(shown(outputs, "image/png")) == 1
     tables = "".join(shown(outputs, "text/html"))
-    assert all(word in tables for word in ("representative", "MHA", "CHAI"))
+    assert all(word in tables for word in ("clusters", "MHA", "CHAI"))
     said = "".join(shown(outputs, "text/plain"))
     assert "KL (nats)" in said
     assert "multiplications" in said

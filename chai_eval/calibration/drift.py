@@ -16,13 +16,12 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.membership import average_linkage, cosine_distance
 from chai_eval.attention.shape import AttentionShape
+from chai_eval.calibration.figures import EVERY_LAYER
 from chai_eval.calibration.observe import Seen, observe
 from chai_eval.calibration.progress import progress
 from chai_eval.errors import SettingError
 from chai_eval.scoring.fidelity import student_mean
 
-# The number of a layer under which a table has the mean over all of them.
-EVERY_LAYER = -1
 # What the clusters of a window are held against: those of the probe, and of as many tokens just before the window.
 AGAINST = ("probe", "before")
 FIRST_END = 16

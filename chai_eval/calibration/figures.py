@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from chai_eval.calibration.drift import EVERY_LAYER
 from chai_eval.errors import SettingError
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 6
+# The number of a layer under which a table has the mean over all of them.
+EVERY_LAYER = -1
 
 INSTALL = "pip install -c constraints.txt -e '.[figures]'"
 
@@ -64,6 +65,8 @@ def error_figure(table: pd.DataFrame) -> Figure:
 
     def draw(axes: Axes, layer: pd.DataFrame) -> None:
         axes.plot(layer["clusters"], layer["relative"], linewidth=1)
+        if "low" in layer:
+            axes.fill_between(layer["clusters"], layer["low"], layer["high"], alpha=0.3)
         elbow = layer[layer["is_elbow"]]
         axes.plot(elbow["clusters"], elbow["relative"], "o", markersize=4)
         axes.set_ylim(-0.05, 1.05)

@@ -18,6 +18,7 @@ from chai_eval.errors import SettingError, unknown
 from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.logs.settings import CompareSettings
 from chai_eval.measure_settings import MeasureSettings, given_while_off
+from chai_eval.report_settings import ReportSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import defaults
 from chai_eval.settings import ModelSettings, Settings
@@ -39,6 +40,7 @@ CONFIGURATIONS: dict[str, type[Any]] = {
     "analyse": AnalysisSettings,
     "frontier": FrontierSettings,
     "compare": CompareSettings,
+    "report": ReportSettings,
 }
 
 
@@ -105,7 +107,7 @@ def _launches(key: str) -> bool:
 def _refuse_unknown(overrides: Sequence[str], config: str) -> None:
     """Refuse a setting that no configuration file has, naming the one that may have been meant."""
     grouped = groups()
-    chosen = [each for each in overrides if each.split("=", 1)[0] in grouped]
+    chosen = [each for each in overrides if each.lstrip("+").split("=", 1)[0] in grouped]
     try:
         known = OmegaConf.to_container(compose(config, chosen), resolve=False)
     except (HydraException, OmegaConfBaseException):  # a group that this command doesn't have

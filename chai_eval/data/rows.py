@@ -53,14 +53,6 @@ def _as_scored(task: str, column: str, value: Any) -> Any:
 _Found = tuple[str, Any, str] | None
 
 
-def _piqa(row: Mapping[str, Any]) -> _Found:
-    return _texts(row, "goal") or _choices(row, "sol1", "sol2") or _label(row, 2)
-
-
-def _boolq(row: Mapping[str, Any]) -> _Found:
-    return _texts(row, "passage", "question") or _label(row, 2)
-
-
 def _hellaswag(row: Mapping[str, Any]) -> _Found:
     from lm_eval.tasks.hellaswag.utils import preprocess
 
@@ -108,11 +100,9 @@ def _is_choice(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _label(row: Mapping[str, Any], choices: int) -> _Found:
+def _label(row: Mapping[str, Any]) -> _Found:
     label = row.get("label")
-    if isinstance(label, int | float) and label in range(choices):
-        return None
-    return "label", label, f"0 to {choices - 1}, a number"
+    return None if isinstance(label, int | float) and label in (0, 1) else ("label", label, "0 to 1, a number")
 
 
 def _label_text(label: Any) -> str | None:
@@ -123,8 +113,8 @@ def _label_text(label: Any) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[Mapping[str, Any]], _Found]] = {
-    "piqa": _piqa,
-    "boolq": _boolq,
+    "piqa": lambda row: _texts(row, "goal") or _choices(row, "sol1", "sol2") or _label(row),
+    "boolq": lambda row: _texts(row, "passage", "question") or _label(row),
     "hellaswag": _hellaswag,
     "arc_easy": _arc,
     "arc_challenge": _arc,

@@ -105,7 +105,7 @@ def cut(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, token
     are followed by the next one. What is left at the end is dropped, unless it is all there is. SettingError for
     samples with no room for text, and for conversations where the tokenizer has no chat template that takes them.
     """
-    start = _begin(tokenizer)
+    start = list(itertools.takewhile(set(tokenizer.all_special_ids).__contains__, tokenizer("a")["input_ids"]))
     if tokens <= len(start):
         raise SettingError(f"tokens: {tokens} given; allowed: a whole number from {len(start) + 1} up")
     held: list[int] = []
@@ -139,11 +139,6 @@ def _rendered(document: Document, tokenizer: PreTrainedTokenizerBase) -> str:
     except (TemplateError, ValueError) as error:  # of several templates none is the default, or it takes other turns
         reason = failure_line(error)
         raise SettingError(f"text: the chat template takes no conversation ({reason}); allowed: {allowed}") from error
-
-
-def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    special = set(tokenizer.all_special_ids)
-    return list(itertools.takewhile(special.__contains__, tokenizer("a")["input_ids"]))
 
 
 def _read(path: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pandas as pd
 from chai_eval.errors import RunError
 from chai_eval.files import write_whole
 from chai_eval.logs.compare import Comparison, compare
-from chai_eval.logs.flips import GAINED, LOST, Flip, excerpt
+from chai_eval.logs.flips import GAINED, LOST, Flip, answered, asked
 from chai_eval.logs.settings import CompareSettings
 from chai_eval.markdown import markdown
 from chai_eval.report.tables import Row, difference_cells, score_cell
@@ -74,7 +74,7 @@ def _flips(flips: Sequence[Flip], most: int | None) -> list[str]:
             some = those[:most]
             more = f", the first {len(some)}" if len(some) < len(those) else ""
             lines += ["", f"{task}, {metric}: {kind} in {len(those)} documents{more}"]
-            cells = [[str(each.doc_id), *map(excerpt, (each.question, each.a, each.b))] for each in some]
+            cells = [[str(each.doc_id), asked(each.question), *answered(each.a, each.b)] for each in some]
             lines += ["", *markdown(("doc", "question", "A's answer", "B's answer"), cells, left=4)] if cells else []
     return lines
 

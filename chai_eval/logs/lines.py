@@ -29,13 +29,16 @@ def row_of(sample: Mapping[str, Any], delimiter: str) -> dict[str, Any]:
         count = len(answers) // 2 if "acc_mutual_info" in sample else len(answers)
         row["loglikelihoods"] = [float(each[0]) for each in answers[:count]]
         choices = [each[1] for each in requests[:count] if len(each) > 1 and isinstance(each[1], str)]
-        if len(set(choices)) > 1:  # else what differs is the prompt, and it ends alike
+        if len(set(choices)) > 1:
             row["choices"] = choices
             row["lengths"] = [len(each.removeprefix(delimiter)) for each in choices]
+        elif choices:  # a choice is a prompt then (winogrande), and they end alike
+            row["choices"] = [str(each[0]) for each in requests[:count]]
         elif "lengths" in sample:
             row["lengths"] = sample["lengths"]
-    elif answers and isinstance(answers[0], str):
-        row["response"] = answers[0]
+    elif answers:
+        response = answers[0][0] if isinstance(answers[0], list) and len(answers[0]) == 1 else answers[0]
+        row |= {"response": response} if isinstance(response, str) else {}
     names = sample.get("metrics")
     if not isinstance(names, list):  # lm-eval before it named them
         names = [name for name, value in sample.items() if name not in row and isinstance(value, int | float)]

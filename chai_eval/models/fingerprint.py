@@ -32,17 +32,13 @@ def fingerprint(model: PreTrainedModel) -> str:
     integer addition gives the same sum in any order, so on any device. Tied weights count once. RunError where a weight
     isn't in memory (offloaded to disk).
     """
-    digest = hashlib.sha256(json.dumps(_numeric_config(model), sort_keys=True, default=str).encode())
+    given = {key: value for key, value in model.config.to_dict().items() if key[0] != "_" and key not in _NOT_NUMERIC}
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
         for checksum in _checksums(name, parameter):
             digest.update(checksum.to_bytes(8, "little", signed=True))
     return digest.hexdigest()
-
-
-def _numeric_config(model: PreTrainedModel) -> dict[str, object]:
-    config = model.config.to_dict()
-    return {key: value for key, value in config.items() if not key.startswith("_") and key not in _NOT_NUMERIC}
 
 
 def _checksums(name: str, parameter: nn.Parameter) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ def untie(model: PreTrainedModel) -> PreTrainedModel:
     Mistral, Qwen, SmolLM … have.
     """
     # Attention classes share no base: what they have in common is the names.
-    layers: list[Any] = [module for module in model.modules() if _has_projections(module)]
+    names = ("q_proj", "k_proj", "v_proj")
+    modules: Iterable[Any] = model.modules()
+    layers = [each for each in modules if all(isinstance(getattr(each, name, None), nn.Linear) for name in names)]
     if not layers:
         raise SettingError(
             f"model.untie: a {model.config.model_type} model has no separate K and V projections; "
@@ -37,10 +40,6 @@ def untie(model: PreTrainedModel) -> PreTrainedModel:
     if getattr(model.config, "num_key_value_heads", None) is not None:
         model.config.num_key_value_heads = model.config.num_attention_heads
     return model
-
-
-def _has_projections(module: nn.Module) -> bool:
-    return all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj"))
 
 
 @torch.no_grad()

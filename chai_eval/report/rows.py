@@ -48,7 +48,7 @@ def row(
     """
     metrics: Mapping[str, Any] = mha.record["metrics"]
     metric = primary if primary is not None and primary in metrics else next(iter(metrics))
-    before = _measured(mha, metric)
+    before = measured_in(mha, metric)
     n = int(mha.record["n_documents"])
     if other is None:
         return Row(task, metric, n, before.value, percent=before.percent, paper=paper)
@@ -57,7 +57,7 @@ def row(
             raise RunError(f"{each.folder.path} lacks {metric} or doc_hash; move the folder away to score again")
     if mha.samples["doc_hash"].tolist() != other.samples["doc_hash"].tolist():
         raise RunError(f"{task}: {mha.folder.path} and {other.folder.path} are not about the same documents")
-    after = _measured(other, metric)
+    after = measured_in(other, metric)
     close = fidelity or {}
     divergence, agreement = ((close.get(name) or {}).get("value") for name in ("divergence", "agreement"))
     infinite = int(close.get("infinite_tokens", 0))
@@ -97,7 +97,8 @@ def cost_line(method: Method, model: PreTrainedModel) -> str:
     return f"{line} (the saving is simulated)" if found["simulated"] else line
 
 
-def _measured(result: Result, metric: str) -> Measured:
+def measured_in(result: Result, metric: str) -> Measured:
+    """A metric of a result, by document where the samples tell."""
     samples, column = samples_of(result.samples, metric)
     return measured(samples.get(column), float(result.record["metrics"][metric]["value"]))
 

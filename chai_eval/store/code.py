@@ -29,12 +29,8 @@ _PROSE = re.compile(r"\w+ \w+ \w+")
 class NumericCode:
     """Sources of the packages that make numbers, as a process found them: they may be edited while it runs.
 
-    Attributes
-    ----------
-    sources : mapping of module name to its source without docstrings, comments and messages
-    imports : mapping of module name to the numeric modules it imports, or None where it may import anything
-    others : mapping of file to its sha256
-        Those that are no Python (kernels), which any module may read.
+    By a module's name its source without docstrings, comments and messages, and the numeric modules that it imports, or
+    None where it may import anything; of files that are no Python (kernels), which any module may read, the sha256.
     """
 
     sources: Mapping[str, str]

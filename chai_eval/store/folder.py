@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 from chai_eval.checksum import read_json
 from chai_eval.errors import RunError, SettingError
-from chai_eval.files import held, is_held, write_whole
+from chai_eval.files import disk_errors, held, is_held, write_whole
 from chai_eval.store.record import RECORD
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,9 @@ ATTEMPT = "attempt.json"
 FAILURE = "failed.json"
 # Ends the name of a damaged result's folder, with a number after it.
 SET_ASIDE = ".damaged-"
+
+# Folder beside those of models, for what experiments make of results.
+EXPERIMENTS = "experiments"
 
 # Seconds that no clock shows.
 FOREVER = 1e12
@@ -63,14 +66,12 @@ class ResultFolder:
         say = "%s is being scored by %s; waiting for it"
         holder = self._lock.with_suffix(".holder")
         with ExitStack() as stack:
-            try:
+            with disk_errors(f"results_dir: {self._lock} can't be locked:", "{}"):
                 stack.enter_context(
                     held(self._lock, lambda: log.warning(say, self.path, _read_holder(holder)), while_waiting)
                 )
                 now = datetime.now().astimezone().isoformat(timespec="seconds")
                 holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {now}", encoding="utf-8")
-            except OSError as error:
-                raise RunError(f"results_dir: {self._lock} can't be locked: {error.strerror or error}") from error
             stack.callback(holder.unlink, missing_ok=True)
             yield
 
@@ -94,11 +95,9 @@ class ResultFolder:
         except RunError:  # not what is written here
             seconds = 0.0
         started = {"started": time.time(), "seconds_before": seconds}
-        try:
+        with disk_errors(f"results_dir: {self.path} can't be written:", "{}"):
             write_whole(self.path / ATTEMPT, json.dumps({**note, **started}) + "\n")
             (self.path / FAILURE).unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(f"results_dir: {self.path} can't be written: {error.strerror or error}") from error
         return seconds
 
     def _seconds_spent(self, earlier: Mapping[str, Any]) -> float:
@@ -119,10 +118,8 @@ class ResultFolder:
         """Move a damaged result out of the way, and return where it lies now. The folder must be held."""
         names = (self.path.with_name(f"{self.path.name}{SET_ASIDE}{number}") for number in count(1))
         place = next(each for each in names if not each.exists())
-        try:
+        with disk_errors(f"results_dir: {self.path} can't be set aside:", "{}"):
             self.path.rename(place)
-        except OSError as error:
-            raise RunError(f"results_dir: {self.path} can't be set aside: {error.strerror or error}") from error
         return place
 
     def tidy(self) -> None:
@@ -134,10 +131,7 @@ class ResultFolder:
 
 
 def check_writable(results_dir: Path) -> None:
-    """Make sure that results can be written, before minutes go into loading a model; leaves no trace.
-
-    SettingError names `results_dir` and what stands in the way.
-    """
+    """Raise SettingError unless results can be written, before minutes go into loading a model; leaves no trace."""
     whole = results_dir.absolute()
     try:
         place = next(each for each in (whole, *whole.parents) if each.exists())

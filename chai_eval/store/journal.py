@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from chai_eval.errors import RunError
+from chai_eval.files import disk_errors
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,9 @@ class Journal(Mapping[str, Any]):
         self._file: BinaryIO | None = None
         self._intact_bytes = 0
         if self._path is not None:
-            try:
+            with disk_errors(f"results_dir: {path} can't be read:", "{}"):
                 if self._path.exists():
                     self._read(self._path)
-            except OSError as error:
-                raise RunError(f"results_dir: {path} can't be read: {error.strerror or error}") from error
 
     def __getitem__(self, request_key: str) -> Any:
         return self._scored[request_key]
@@ -54,10 +52,8 @@ class Journal(Mapping[str, Any]):
         """
         pairs = list(scored)
         if pairs and self._path is not None:
-            try:
+            with disk_errors(f"results_dir: {self._path} can't be written:", "{}"):
                 self._write(self._path, b"".join(_line(key, payload) for key, payload in pairs))
-            except OSError as error:
-                raise RunError(f"results_dir: {self._path} can't be written: {error.strerror or error}") from error
         self._scored.update(pairs)
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, sealed, sha256_of, write_document
 from chai_eval.errors import RunError, failure_line
-from chai_eval.files import write_whole
+from chai_eval.files import disk_errors, write_whole
 
 LAYOUT = 1
 RECORD = "record.json"
@@ -45,12 +45,10 @@ def write_fidelity(directory: Path, fidelity: Mapping[str, Any], samples: pd.Dat
 def _write(directory: Path, found: Document, name: str, samples: pd.DataFrame) -> None:
     """Write a table, then the record with its checksum; one that had none gets none, as nobody knows what it held."""
     sealed(found.content, {})  # what JSON can't hold is refused before anything is written
-    try:
+    with disk_errors(f"results_dir: {directory} can't be written:", "{}"):
         write_whole(directory / name, lambda path: samples.to_parquet(path, index=False))
         files = None if found.files is None else {**found.files, name: sha256_of(directory / name)}
         write_document(directory / RECORD, found.content, files)
-    except OSError as error:
-        raise RunError(f"results_dir: {directory} can't be written: {error.strerror or error}") from error
 
 
 def read_fidelity(directory: Path, asked: int) -> pd.DataFrame | None:

@@ -65,15 +65,14 @@ def test_clusters_of_a_prompt_have_each_head_once_below_their_lowest() -> None:
     model, tokens = llama(), torch.stack(requests([12, 12]))
     found = follow_membership(model, [tokens], [3] * LAYERS, longest=8)
     table = cluster_table(found, probe_tokens=5)
-    for layer, rows in table.groupby("layer"):
-        heads = [list(map(int, each.split())) for each in rows["heads"]]
-        assert [each[0] for each in heads] == rows["representative"].tolist()
+    assert table["clusters"].tolist() == [3] * LAYERS
+    for layer, text in zip(table["layer"], table["heads"], strict=True):
+        heads = [tuple(map(int, each.split())) for each in text.split(" · ")]
         assert sorted(head for each in heads for head in each) == list(range(HEADS))
+        assert heads == sorted(heads)
         block = torch.from_numpy(attention_of(model, tokens[0])[layer][None, :, :5, :5])
         labels = membership_of(probe_features(block), 3).cluster[0]
-        assert {tuple(each) for each in heads} == {
-            tuple(torch.nonzero(labels == cluster).flatten().tolist()) for cluster in labels.unique()
-        }
+        assert set(heads) == {tuple(torch.nonzero(labels == cluster).flatten().tolist()) for cluster in labels.unique()}
 
 
 def small_asked(tmp_path: Path) -> list[str]:

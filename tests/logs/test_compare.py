@@ -14,7 +14,8 @@ from statsmodels.stats.contingency_tables import mcnemar
 
 from chai_eval.cli import main
 from chai_eval.logs.compare import compare
-from chai_eval.logs.flips import GAINED, LOST, Flip
+from chai_eval.logs.flips import GAINED, LOST, Flip, answer, answered, asked
+from chai_eval.logs.lines import row_of
 from chai_eval.report import paired_difference
 from chai_eval.report.statistics import bootstrap_difference, perplexity
 from tests.logs.made import lines, rewrite
@@ -224,6 +225,59 @@ def test_the_command_prints_the_table_and_the_flips_and_writes_all_of_them(
     assert flips["question"].tolist() == [each.question for each in found.flips]
     assert main(["compare", *map(str, stock.values()), "flips=0", "task=own_choice", "metric=acc"]) == 0
     assert capsys.readouterr().out.count("\n") == 6
+
+
+def test_answers_of_other_kinds_of_tasks_are_what_differs_between_them() -> None:
+    """Choices that stand in the prompt, as winogrande's do; choices weighed without their prompt; several filters."""
+    mutual = {"acc_mutual_info": 1.0, "metrics": ["acc", "acc_mutual_info"]}
+    answers = [["-2.0", "False"], ["-1.0", "True"]]
+    prompts = {"arguments": {f"gen_args_{at}": {"arg_0": f"the {at}", "arg_1": " fits"} for at in range(2)}}
+    texts = {"arguments": {f"gen_args_{at}": {"arg_0": "which", "arg_1": f" {at}"} for at in range(2)}}
+    for given, metric, expected in (
+        ({**prompts, "filtered_resps": answers}, "acc", "the 1"),
+        ({**prompts, "filtered_resps": answers}, "acc_norm", "–"),
+        ({**texts, "filtered_resps": answers * 2, **mutual}, "acc", "1"),
+        ({**texts, "filtered_resps": answers * 2, **mutual}, "acc_mutual_info", "–"),
+        ({"filtered_resps": [["seven"]]}, "exact_match", "seven"),
+        ({"filtered_resps": [["-2.0", "False"]]}, "acc", "–"),
+    ):
+        row = row_of({"doc_id": 0, "acc": 1.0, **given}, " ")
+        assert answer(row, metric, row.get("choices")) == expected
+    assert answer({"loglikelihoods": [-4.0, -3.0]}, "acc_bytes", ["ééé", "e"]) == "ééé"
+
+
+@pytest.mark.parametrize(
+    ("question", "shown"),
+    [
+        ("Question: which?\nAnswer:", "Question: which? Answer:"),
+        (
+            "An example of a question.\n\nIts answer.\n\nThe question that is to be answered?",
+            "The question that is to be",
+        ),
+        (
+            "A passage of some length, which is long.\n\nQuestion: a | b?\n\nAnswer:",
+            "A passage of some length, which is long. Q",
+        ),
+        ("\x1b[31mred\x07", "[31mred"),
+        ("x" * 100 + " end", f"{'x' * 45} … {'x' * 41} end"),
+    ],
+)
+def test_a_question_is_one_line_of_its_own_words(question: str, shown: str) -> None:
+    line = asked(question)
+    assert line.startswith(shown)
+    assert len(line) <= 95
+    assert line.isprintable()
+    assert "|" not in line.replace(r"\|", "")
+
+
+def test_long_answers_are_cut_around_the_place_where_they_differ() -> None:
+    same = "word " * 40
+    a, b = answered(f"{same}one {same}", f"{same}two {same}")
+    assert a != b
+    assert "… word word" in a
+    assert " one " in a
+    assert " two " in b
+    assert answered("yes\n", "no") == ("yes", "no")
 
 
 def test_folders_may_be_named_by_a_pattern(stock: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
