@@ -25,8 +25,8 @@ from chai_eval.calibration.settings import AnalysisSettings, check_tokens
 from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.checksum import write_document
 from chai_eval.data.text import batches, cut, open_text
-from chai_eval.errors import RunError, SettingError
-from chai_eval.files import write_whole
+from chai_eval.errors import SettingError
+from chai_eval.files import disk_errors, write_whole
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import fingerprint, load
@@ -79,15 +79,13 @@ def analyse(settings: AnalysisSettings, command: str) -> Path:
 
 
 def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, Any], figures: bool) -> None:
-    try:
+    with disk_errors(f"out: {folder} can't be written"):
         for name, table in tables.items():
             (folder / f"{name}.png").unlink(missing_ok=True)  # of other data than what is written now
             write_whole(folder / f"{name}.parquet", partial(table.to_parquet, index=False))
         if figures:
             draw_all(tables, folder)
         write_document(folder / "analysis.json", described, files=None)
-    except OSError as error:
-        raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
 
 
 def main(settings: AnalysisSettings, command: str) -> None:
