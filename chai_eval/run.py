@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from chai_eval.errors import RunError, SettingError, failure_line
-from chai_eval.evaluation import Evaluation
+from chai_eval.evaluation import Evaluation, Result
 from chai_eval.measure.stored import Measurement, measured
 from chai_eval.measure_settings import check_positions
 from chai_eval.methods import build_method
@@ -32,13 +34,24 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """What a row was made of: results of plain attention and of the method (None for plain attention alone)."""
+
+    task: str
+    mha: Result
+    other: Result | None = None
+    fidelity: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Report:
-    """What a run ends with: the table's header and rows, what was measured, and what failed."""
+    """What a run ends with: the table's header and rows, what each was made of, what was measured, and what failed."""
 
     header: Header | None = None
     rows: tuple[Row, ...] = ()
     failures: tuple[Failure, ...] = ()
     measurement: Measurement | None = None
+    compared: tuple[Compared, ...] = field(default=(), repr=False, compare=False)
 
 
 def run(settings: Settings, session: Session) -> Report:
@@ -62,7 +75,7 @@ def run(settings: Settings, session: Session) -> Report:
         loaded.model, loaded.tokenizer, (session.prepared(name, settings.task, settings.seed) for name in names)
     )
 
-    rows, failures = [], []
+    rows, compared, failures = [], [], []
     for name in names:
         try:
             prepared = session.prepared(name, settings.task, settings.seed, loaded)
@@ -81,6 +94,7 @@ def run(settings: Settings, session: Session) -> Report:
             own = is_own(name, settings.task.included)
             paper = None if own else published(settings.model.paper, method.name, name)
             rows.append(row(name, None if own else primary_metric(name), mha, other, paper, fidelity))
+            compared.append(Compared(name, mha, other, fidelity))
         except Exception as error:
             failures.append(failure(name, error))
     measurement = None
@@ -89,7 +103,8 @@ def run(settings: Settings, session: Session) -> Report:
             measurement = measured([settings], loaded)
         except Exception as error:
             failures.append(failure("measure", error))
-    return Report(describe(settings, loaded, method), tuple(rows), tuple(failures), measurement)
+    described = describe(settings, loaded, method)
+    return Report(described, tuple(rows), tuple(failures), measurement, tuple(compared))
 
 
 def attempt(settings: Settings, session: Session) -> Report:

@@ -66,6 +66,13 @@ Text = Annotated[str, BeforeValidator(as_text), Field(strict=True, min_length=1)
 Folder = Annotated[Path, BeforeValidator(_as_folder), Field(strict=True)]
 Group = Annotated[Mapping[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
+# Running text of calibrations and comparisons.
+TEXTS = (
+    "c4 (from the hub), passages (SQuAD and SciQ, no hub), auto (c4 where the hub answers), stdlib (Python's sources), "
+    "kmmlu (Korean, from lm-eval), chat (the tasks' questions and answers, by the model's chat template), or a file: "
+    "plain text, JSON lines"
+)
+
 
 def group(read_values: Callable[[Mapping[str, Any]], Any]) -> BeforeValidator:
     """The reader of settings that are typed after a name and a dot."""

@@ -100,7 +100,7 @@ class TaskSettings(Recorded):
     text: Text | None = setting(
         None,
         "running text for task=text: a UTF-8 file, plain (cut into passages at blank lines, each scored on its own) or "
-        "JSON lines (documents kept whole); or passages, c4, auto (c4 where the hub answers)",
+        "JSON lines (documents kept whole); or stdlib, kmmlu, passages, c4, auto (c4 where the hub answers)",
     )
     source: Literal["auto", "local", "hub"] = setting(
         "auto", "where documents come from: local files, the hub, or auto (local where there are any)"

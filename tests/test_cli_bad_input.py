@@ -116,6 +116,7 @@ def test_a_model_that_is_not_there_is_named_before_the_hub_is_asked_for_a_task(
         (["task=[piqa,boolq]", "text=passages"], "text: 'passages' given without task=text", "null, or task=text"),
         (["task=text", "text=no such.txt"], "text: no such.txt is no file", "a UTF-8 file"),
         (["task=text", "text="], "text: '' given", "a text or null"),
+        (["task=text", "text=chat"], "text: chat given with task=text", "stdlib, kmmlu, c4, passages, auto"),
         (["task=text", "text=c4", "limit=null"], "limit: None given with text=c4", "from 1 up"),
     ],
     ids=str,

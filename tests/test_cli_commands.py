@@ -13,6 +13,7 @@ from chai_eval.cli.commands import COMMANDS
 from chai_eval.cli.overrides import composed
 from chai_eval.cli.request import Request
 from chai_eval.measure_settings import MeasureSettings
+from chai_eval.report_settings import ReportSettings
 from chai_eval.schema import defaults
 from chai_eval.scoring.ranks import Ranks
 from chai_eval.settings import Settings
@@ -39,6 +40,7 @@ def test_run_is_what_is_done_where_no_command_is_named(capsys: pytest.CaptureFix
         ("measure", MeasureSettings, "measure."),
         ("calibrate", CalibrationSettings, ""),
         ("analyse", AnalysisSettings, ""),
+        ("report", ReportSettings, ""),
     ],
 )
 def test_help_of_a_command_has_every_setting_of_it(

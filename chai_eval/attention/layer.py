@@ -12,10 +12,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from chai_eval.attention.kernels import decode, prefill
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.probe import probe_probabilities, repeat_heads
+from chai_eval.attention.regroup import PROBE_KEY, REGROUPED, Guard
 from chai_eval.attention.row_layer import PROBE_QUERY, RowLayer
 from chai_eval.attention.rows import Rows
 from chai_eval.attention.sharing import FixedPlan, Plan, ProbePlan, SharedHeads, heads_of
-from chai_eval.attention.sources import Source
+from chai_eval.attention.sources import Computed, Source
+from chai_eval.attention.unfolded import Unfolded
 from chai_eval.attention.view import View
 
 # Up to so many queries at a time keys and values are read where they lie; beyond, laying them side by side pays.
@@ -37,12 +39,16 @@ def attend(plan: Plan | None, source: Source, view: View, store: RowLayer | None
     if plan is None:
         return full_attention(source.query(), *stored(store, source.key(), source.value(), view.rows), view)
     plan.check_window(view.window)
+    if plan.guard is not None and view.rows.branch is not None and view.rows.length > plan.guard.every:
+        alone = Unfolded.of(view.rows)  # branches of a context may come to other clusters
+        states = Computed(*map(alone.unfold, (source.query(), source.key(), source.value())))
+        return alone.fold(attend(plan, states, View(alone.rows, view.scaling), None), view.rows.length)
     shared = None if store is None else store.shared
     if shared is None and isinstance(plan, FixedPlan):
         membership = plan.membership.changed(lambda each: each.to(source.device).expand(view.rows.count, -1))
         shared = _share(plan, membership, source)
     if shared is not None:
-        return _after_probe(shared, source, view, store)
+        return _after_probe(plan, shared, source, view, store)
     assert isinstance(plan, ProbePlan)
     if store is None and view.rows.length <= plan.probe_tokens:  # every head has its own scores all along
         return full_attention(source.query(), source.key(), source.value(), view.whole)
@@ -62,23 +68,27 @@ def _with_probe(plan: ProbePlan, source: Source, view: View, store: RowLayer | N
     key, value = source.key(shared.key_heads), source.value(shared.value_heads)
     probe_value = source.value(columns=early) if shared.share_value else value[:, :, early]
     key, value = stored(store, key, value, view.rows)
-    if store is not None:
-        store.shared = shared
     # Step 5: the probe tokens by every head's own scores, all later ones by their representatives'.
     exact = exact_attention(probe_query, probe_key, probe_value, view.scaling)
-    query = source.query(shared.membership.representative, late)
-    return torch.cat((exact, shared_attention(query, key, value, shared, view, plan.probe_tokens)), dim=2)
+    query, state = source.query(shared.membership.representative, late), {} if store is None else store.state
+    if plan.guard is not None:
+        state[PROBE_KEY] = probe_key.clone()
+    out, shared = guarded_attention(plan.guard, (query, key, value), shared, source, view, state)
+    if store is not None:
+        store.shared = shared
+    return torch.cat((exact, out), dim=2)
 
 
-def _after_probe(shared: SharedHeads, source: Source, view: View, store: RowLayer | None) -> Tensor:
+def _after_probe(plan: Plan, shared: SharedHeads, source: Source, view: View, store: RowLayer | None) -> Tensor:
     """A pass under a membership that is known: going on from a cache, or fixed beforehand (steps 5 and 6)."""
     query = source.query(shared.membership.representative)
     key, value = source.key(shared.key_heads), source.value(shared.value_heads)
-    if store is not None:
-        store.shared = shared
-        store.append(key, value, view.rows)
-        key, value = store.with_room()
-    return shared_attention(query, key, value, shared, view)
+    if store is None:
+        return shared_attention(query, key, value, shared, view)
+    store.append(key, value, view.rows)
+    states = (query, *store.with_room())
+    out, store.shared = guarded_attention(plan.guard, states, shared, source, view, store.state)
+    return out
 
 
 def _within_probe(plan: ProbePlan, source: Source, view: View, store: RowLayer) -> Tensor:
@@ -93,20 +103,62 @@ def _within_probe(plan: ProbePlan, source: Source, view: View, store: RowLayer) 
     out = full_attention(query, key, value, view.whole)
     if key.shape[2] < probe_tokens:
         return out
-    shared = _share(plan, plan.cluster(probe_query, key[:, :, :probe_tokens], view.scaling), source)
+    probe_key, state = key[:, :, :probe_tokens], store.state
+    shared = _share(plan, plan.cluster(probe_query, probe_key, view.scaling), source)
+    if plan.guard is not None:
+        state[PROBE_KEY], shared = probe_key.clone(), plan.guard.earlier(shared, state)
     column = torch.arange(rows.length, device=query.device)
     if rows.past is not None:
         column = column + rows.past[:, None]
     if key.shape[2] > probe_tokens:
-        late = shared_attention(
-            heads_of(query, shared.membership.representative),
-            heads_of(key, shared.key_heads), heads_of(value, shared.value_heads), shared, view,
-        )  # fmt: skip
+        query, key = heads_of(query, shared.membership.representative), heads_of(key, shared.key_heads)
+        states = (query, key, heads_of(value, shared.value_heads))
+        late, shared = guarded_attention(plan.guard, states, shared, source, view, state)
+        if plan.guard is not None:
+            plan.guard.keep(shared, state, rows)
         out = torch.where((column >= probe_tokens).expand(rows.count, -1)[:, None, :, None], late, out)
     if rows.shortest >= probe_tokens:
         store.share(shared)
-        del store.state[PROBE_QUERY]
+        del state[PROBE_QUERY]
+        state.pop(REGROUPED, None)
     return out
+
+
+def guarded_attention(
+    guard: Guard | None,
+    states: tuple[Tensor, Tensor, Tensor],
+    shared: SharedHeads,
+    source: Source,
+    view: View,
+    state: dict[str, Tensor],
+) -> tuple[Tensor, SharedHeads]:
+    """Shared attention of the last columns of a pass, in stretches between which a guard may move heads.
+
+    Parameters
+    ----------
+    states : three of Tensor
+        Queries, of the last columns, keys and values as in `shared_attention`.
+    source : Source
+        Of the whole pass, for the heads that the guard looks at.
+    state : dict of str to Tensor
+        What it remembers.
+
+    Returns
+    -------
+    Tensor [rows, heads, queries, head_dim]
+    SharedHeads
+        As they are from the next pass on.
+    """
+    (query, key, value), rows = states, view.rows
+    first, parts = rows.length - query.shape[2], []
+    if guard is None:
+        return shared_attention(query, key, value, shared, view, first), shared
+    for start, stop in guard.stretches(rows, first):
+        part = query[:, :, start - first : stop - first]
+        parts.append(shared_attention(part, key, value, shared, view, start))
+        guard.note(state, source, rows, start, stop)
+        shared = guard.after(shared, state, view, stop)
+    return torch.cat(parts, dim=2), shared
 
 
 def _probe_query(before: Tensor | None, query: Tensor, rows: Rows, probe_tokens: int) -> Tensor:

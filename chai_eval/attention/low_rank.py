@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from chai_eval.attention.kernels.decode import softmax_of_seen, with_keys, with_values
+from chai_eval.attention.kernels.decode import reads_whole, softmax_of_seen, with_keys, with_values
 from chai_eval.attention.layer import FEW_QUERIES, full_attention, stored
 from chai_eval.attention.row_layer import FIRST_KEY, RowLayer
 from chai_eval.attention.rows import Rows
@@ -31,17 +32,33 @@ class SameRank:
     Attributes
     ----------
     heads : Tensor [n], int64
-    down, up : Tensor [n, rank, head_dim]
+    rank : int
+    down, up : Tensor [n, rank, head_dim], or None
+        None where the rank is `head_dim`: numbers are then cached as they are.
     """
 
     heads: Tensor
-    down: Tensor
-    up: Tensor
+    rank: int
+    down: Tensor | None = None
+    up: Tensor | None = None
 
     @property
     def numbers(self) -> int:
         """How many are cached of a token, all heads together."""
-        return self.down.shape[0] * self.down.shape[1]
+        return len(self.heads) * self.rank
+
+    def reduced(self, states: Tensor) -> Tensor:
+        """What is cached of the heads' keys or values: `[..., n, length, head_dim]` to `[..., n, rank, length]`."""
+        columns = states.transpose(-1, -2)
+        return columns if self.down is None else torch.matmul(self.down, columns)
+
+    def asking(self, query: Tensor) -> Tensor:
+        """Queries as they meet what is cached of keys: `[..., n, queries, head_dim]` to `[..., n, queries, rank]`."""
+        return query if self.up is None else torch.matmul(query, self.up.transpose(-1, -2))
+
+    def whole(self, reduced: Tensor) -> Tensor:
+        """What cached numbers, or sums of them, stand for: `[..., n, length, rank]` to `[..., n, length, head_dim]`."""
+        return reduced if self.up is None else torch.matmul(reduced, self.up)
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,7 @@ class LowRank:
         Parameters
         ----------
         down, up : Tensor [heads, head_dim, head_dim], float64
+            All rows together change nothing: `upᵀ down` is 1.
         ranks : sequence of int
         like : Tensor
             Whose precision and device the maps get.
@@ -75,10 +93,14 @@ class LowRank:
         of_rank = {rank: [head for head, own in enumerate(ranks) if own == rank] for rank in sorted({*ranks} - {0})}
         groups = []
         for rank, heads in of_rank.items():
+            where = torch.tensor(heads, device=like.device)
+            if rank == down.shape[-1]:
+                groups.append(SameRank(where, rank))
+                continue
             # Along orthonormal axes nothing that is cached or asked is larger than what it stands for.
             axes, mixed = torch.linalg.qr(up[heads, :rank].transpose(-1, -2))
             maps = (torch.matmul(mixed, down[heads, :rank]), axes.transpose(-1, -2).contiguous())
-            groups.append(SameRank(torch.tensor(heads, device=like.device), *(each.to(like) for each in maps)))
+            groups.append(SameRank(where, rank, *(each.to(like) for each in maps)))
         return cls(len(ranks), down.shape[-1], tuple(groups))
 
     @property
@@ -88,7 +110,7 @@ class LowRank:
 
     def project(self, states: Tensor) -> Tensor:
         """What is cached of keys or values: `[rows, heads, length, head_dim]` to `[rows, numbers, length, 1]`."""
-        parts = [torch.matmul(group.down, states[:, group.heads].transpose(-1, -2)) for group in self.groups]
+        parts = [group.reduced(states[:, group.heads]) for group in self.groups]
         flat = [part.flatten(1, 2) for part in parts] or [states.new_empty(len(states), 0, states.shape[2])]
         return torch.cat(flat, dim=1)[..., None]
 
@@ -101,7 +123,7 @@ class LowRank:
         """
         out = cached.new_zeros(cached.shape[0], self.heads, cached.shape[2], self.head_dim)
         for group, part in self._parts(cached):
-            out[:, group.heads] = torch.matmul(part.transpose(-1, -2), group.up)
+            out[:, group.heads] = group.whole(part.transpose(-1, -2))
         return out
 
     def scores(self, query: Tensor, cached: Tensor) -> Tensor:
@@ -116,12 +138,12 @@ class LowRank:
         joint = query.reshape(count, self.heads, query_heads // self.heads * queries, head_dim)
         out: Tensor | None = None
         for group, part in self._parts(cached):
-            asking = torch.matmul(joint[:, group.heads], group.up.transpose(-1, -2))
-            for row in range(count):  # a row's part lies in one piece, those of several rows do not
+            asking = group.asking(joint.index_select(1, group.heads))
+            for row in range(count):  # of a row, heads lie evenly behind each other; those of several rows do not
                 products = with_values(asking[row], part[row])
                 if out is None:
                     out = products.new_zeros(count, *joint.shape[1:3], cached.shape[2])
-                out[row, group.heads] = products
+                out[row].index_copy_(0, group.heads, products)  # heads whole, not element by element
         if out is None:  # every head has rank 0
             out = query.new_zeros(count, *joint.shape[1:3], cached.shape[2])
         return out.view(count, query_heads, queries, cached.shape[2])
@@ -139,19 +161,25 @@ class LowRank:
         out = cached.new_zeros(*joint.shape[:3], self.head_dim)
         for group, part in self._parts(cached):
             for row in range(count):
-                weighted = with_keys(joint[row, group.heads], part[row]).to(cached.dtype)
-                out[row, group.heads] = torch.matmul(weighted, group.up)
+                weighted = with_keys(joint[row].index_select(0, group.heads), part[row]).to(cached.dtype)
+                out[row].index_copy_(0, group.heads, group.whole(weighted))
         return out.view(count, query_heads, queries, self.head_dim)
 
     def _parts(self, cached: Tensor) -> list[tuple[SameRank, Tensor]]:
         """Each group with what is cached of it, `[rows, heads of the group, rank, keys]`."""
         split = cached[..., 0].split([group.numbers for group in self.groups], dim=1) if self.groups else ()
-        return [
-            (group, part.unflatten(1, group.down.shape[:2])) for group, part in zip(self.groups, split, strict=True)
-        ]
+        pairs = zip(self.groups, split, strict=True)
+        return [(group, part.unflatten(1, (len(group.heads), group.rank))) for group, part in pairs]
 
 
-def low_rank_attention(keys: LowRank, values: LowRank, source: Source, view: View, store: RowLayer | None) -> Tensor:
+class LayerRanks(NamedTuple):
+    """How a layer's keys and values are cached."""
+
+    keys: LowRank
+    values: LowRank
+
+
+def low_rank_attention(ranks: LayerRanks, source: Source, view: View, store: RowLayer | None) -> Tensor:
     """Attention of one layer whose keys and values are cached in fewer numbers, but for each row's first key.
 
     Parameters
@@ -166,6 +194,7 @@ def low_rank_attention(keys: LowRank, values: LowRank, source: Source, view: Vie
     -------
     Tensor [rows, heads, length, head_dim]
     """
+    keys, values = ranks
     query, new_key, rows = source.query(), source.key(), view.rows
     first = new_key[:, :, :1] if rows.past is None else _first_key(store, new_key, rows)
     if store is not None:
@@ -176,12 +205,32 @@ def low_rank_attention(keys: LowRank, values: LowRank, source: Source, view: Vie
         whole = torch.cat((first, keys.restore(key[:, :, 1:])), dim=2)
         return full_attention(query, whole, values.restore(value), view)
     store.append(keys.project(new_key), new_value, rows)
-    key, value = store.with_room()
+    return read_low_rank(ranks, query, first, store.with_room(), view)
+
+
+def read_low_rank(ranks: LayerRanks, query: Tensor, first: Tensor, cached: tuple[Tensor, Tensor], view: View) -> Tensor:
+    """Output of a few queries, whose keys and values are read where they lie in the cache, and never restored.
+
+    Parameters
+    ----------
+    query : Tensor [rows, heads, queries, head_dim]
+    first : Tensor [rows, kv_heads, 1, head_dim]
+        Each row's first key.
+    cached : tuple of Tensor [rows, numbers, room, 1]
+        Of keys, and of values, with whatever free room the cache has behind those in use.
+
+    Returns
+    -------
+    Tensor [rows, heads, queries, head_dim]
+    """
+    key, value = cached
+    if not reads_whole(key, value):
+        key, value = (each[:, :, : view.rows.key_columns(query.shape[2])] for each in cached)
     query = query * view.scaling
-    scores = keys.scores(query, key)
-    joint = query.reshape(rows.count, keys.heads, -1, query.shape[3])
+    scores = ranks.keys.scores(query, key)
+    joint = query.reshape(len(query), ranks.keys.heads, -1, query.shape[3])
     scores[..., 0] = torch.matmul(joint, first.transpose(-1, -2)).view(query.shape[:3])
-    return values.outputs(softmax_of_seen(scores, view, 0, value.dtype), value)
+    return ranks.values.outputs(softmax_of_seen(scores, view, 0, value.dtype), value)
 
 
 def _first_key(store: RowLayer | None, new: Tensor, rows: Rows) -> Tensor:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from chai_eval.attention.masks import Chunk, UnsupportedModel, Window, width
 from chai_eval.attention.membership import Membership
+
+if TYPE_CHECKING:
+    from chai_eval.attention.regroup import Guard
 
 # From queries `[rows, heads, probe, head_dim]` and keys `[rows, kv_heads, probe, head_dim]` of the probe tokens and the
 # scaling of their products to the membership of every row.
@@ -21,18 +25,25 @@ class Plan:
     """How heads of a layer share scores, with so many representatives (`clusters`); see `FixedPlan` and `ProbePlan`.
 
     With `share_value` members take their representative's values too, so its whole output. In the first `probe_tokens`
-    of a request every head has its own scores; the membership is found from them.
+    of a request every head has its own scores; the membership is found from them. A `guard` moves heads of such a
+    membership to other representatives, further on in the text.
     """
 
     clusters: int
     share_value: bool = False
     probe_tokens: int = 0
+    guard: Guard | None = None
 
     def check_window(self, window: Window | None) -> None:
         """Refuse a window that some of the probe tokens lie outside of: what heads attend to there is another matter.
 
         Raises UnsupportedModel.
         """
+        if window is not None and self.guard is not None:
+            raise UnsupportedModel(
+                f"method.recluster_every: {self.guard.every} given for a model that looks back through a window; "
+                "allowed: 0, or models without"
+            )
         if window is not None and width(window) < self.probe_tokens:
             what = "chunks of attention" if isinstance(window, Chunk) else "sliding window"
             raise UnsupportedModel(

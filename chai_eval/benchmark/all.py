@@ -16,6 +16,7 @@ from chai_eval.files import write_whole
 QUICK = {
     "decode": "--keys 512 --repetitions 3",
     "prefill": "--queries 128 --repetitions 3",
+    "low_rank": "--keys 512 --repetitions 3",
     "cache_bytes": "--length 64 --models llama7b --no-process",
     "membership": "--requests 4 --repetitions 3",
     "scoring": "--model smollm2_mha --documents 3 --tasks piqa,boolq --batch-sizes 8 --repetitions 1",

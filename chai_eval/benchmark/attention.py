@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ ROOM = 256
 # Bytes that no processor's cache holds.
 BEYOND_CACHES = 1 << 28
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Layer = TypeVar("Layer")
 # Between two ways to add up the same numbers in a precision.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -120,6 +122,12 @@ def layer_tensors(shape: Shape, seed: int) -> LayerTensors:
     return LayerTensors(query, key, value[:, :, :keys], kept_query, kept_key, value, shared, view)
 
 
+def beyond_caches(layer: Callable[[int], Layer], keys: int, dtype: str) -> list[Layer]:
+    """Layers of seeds 0 and up, so many that none is still in a processor's cache when its turn comes again."""
+    nbytes = 2 * HEADS * keys * HEAD_DIM * DTYPES[dtype].itemsize
+    return [layer(seed) for seed in range(math.ceil(BEYOND_CACHES / nbytes))]
+
+
 def _uneven(clusters: int, generator: torch.Generator, device: torch.device) -> Membership:
     labels = torch.cat([torch.arange(clusters), torch.randint(clusters, (HEADS - clusters,), generator=generator)])
     labels = labels[torch.randperm(HEADS, generator=generator)]
@@ -141,10 +149,8 @@ def _timed(name: str, options: argparse.ArgumentParser, given: Sequence[str] | N
 
 
 def _row(what: str, shape: Shape, repetitions: int) -> Row:
-    """Time one shape: layer after layer, so many that none is still in a processor's cache when its turn comes."""
-    layers = [layer_tensors(shape, seed=0)]
-    nbytes = 2 * layers[0].key.numel() * layers[0].key.element_size()
-    layers += [layer_tensors(shape, seed) for seed in range(1, math.ceil(BEYOND_CACHES / nbytes))]
+    """Time one shape, layer after layer."""
+    layers = beyond_caches(partial(layer_tensors, shape), shape.keys, shape.dtype)
     layers[0].check(shape.causal)
     contenders = {
         "sdpa": lambda layer: layer.plain(shape.causal),

@@ -12,6 +12,7 @@ from chai_eval.errors import RunError, SettingError, failure_line
 BENCHMARKS = {
     "decode": ("attention:decode", "one new token against a cache: a clustered layer against plain attention"),
     "prefill": ("attention:prefill", "a whole prompt at once, likewise"),
+    "low_rank": ("low_rank:main", "one new token against a cache: keys in fewer numbers against plain attention"),
     "cache_bytes": ("model:cache_bytes", "K,V bytes after the probe: allocated, by formula, held by a fresh process"),
     "membership": ("membership:main", "memberships of many requests against scipy and scikit-learn"),
     "scoring": ("scoring:main", "the five tasks: our MHA against stock lm-eval, CHAI against our MHA"),
@@ -20,6 +21,7 @@ BENCHMARKS = {
     "machines": ("machines:main", "what is promised, and what every machine that left records reached"),
     "fidelity": ("fidelity:main", "how far each method's predictions move, at one saving"),
     "probe_precision": ("probe_precision:main", "what clusters found in bfloat16 cost"),
+    "recluster": ("recluster:main", "what moving heads between clusters wins further on in a text"),
     "models": ("models.command:main", "which models methods can be put into: writes docs/models.md"),
 }
 NAMES = "\n".join(f"  {name:<16} {about}" for name, (_, about) in BENCHMARKS.items())

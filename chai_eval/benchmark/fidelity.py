@@ -124,6 +124,7 @@ def _record(method: Method, saving: float | None, found: Fidelity) -> dict[str, 
         "kv_saving": saving,
         "settings": {"name": method.name, **method.settings()},
         **plain(found),
+        "positions": json.loads(found.positions.to_json(orient="records", double_precision=6)),
         "sequences": found.sequences,
         "per_sequence": [round(value, 6) if math.isfinite(value) else None for value in divergences],
     }

@@ -26,6 +26,7 @@ PROMISES = (
     # PyTorch's decode path in bfloat16 is slow on a CPU.
     Promise("decode attention", 4.0, frozenset({"bfloat16", "cpu"})),
     Promise("prefill attention", 1.75, frozenset({"float32", "cpu"})),
+    Promise("decode at low rank", 0.85, frozenset({"float32", "cpu"}), of_limit=True),
     Promise("K,V bytes", 0.99, of_limit=True),
     # For so many requests at once: fewer leave more of the time to the number of operations, more leave less.
     Promise("membership of a layer", 10.0, frozenset({"64 requests", "cpu"})),

@@ -24,7 +24,7 @@ from chai_eval.measure.statistics import Ratio
 # that stands in the README.
 OWN, PUBLISHED = Path("results/benchmarks"), Path("results/records/benchmarks")
 # Those that leave rows, in the order of tables.
-WITH_ROWS = ("decode", "prefill", "cache_bytes", "membership", "scoring", "model")
+WITH_ROWS = ("decode", "prefill", "low_rank", "cache_bytes", "membership", "scoring", "model")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ def text_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     """Options of a comparison on text; its records have a folder of their own."""
     options = parser(name, about, out=Path("results") / name)
     options.add_argument("--model", default="smollm2_mha")
-    options.add_argument("--text", required=True, help="text that no calibration has seen: a file, c4, passages")
+    options.add_argument(
+        "--text", required=True, help="text that no calibration has seen: a file, stdlib, kmmlu, chat, c4, passages"
+    )
     options.add_argument("--seed", type=int, default=99, help="order of the text")
     options.add_argument("--sequences", type=positive, default=64, help="whose divergence is taken")
     return options

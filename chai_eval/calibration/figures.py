@@ -1,4 +1,4 @@
-"""Figures of the four facts about a choice of clusters, from their tables."""
+"""Figures of the facts about a choice of clusters, from their tables."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = 6
+# The number of a layer under which a table has the mean over all of them.
+EVERY_LAYER = -1
 
 INSTALL = "pip install -c constraints.txt -e '.[figures]'"
 
@@ -36,10 +38,11 @@ def draw_all(tables: dict[str, pd.DataFrame], folder: Path) -> None:
         "error_curves": error_figure,
         "membership_changes": change_figure,
         "cluster_sizes": size_figure,
+        "cluster_drift": drift_figure,
     }
-    for name, draw in drawn.items():
-        if len(tables[name]):
-            draw(tables[name]).savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
+    for name, table in tables.items():
+        if len(table):
+            drawn[name](table).savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
 
 
 def correlation_figure(table: pd.DataFrame) -> Figure:
@@ -62,6 +65,8 @@ def error_figure(table: pd.DataFrame) -> Figure:
 
     def draw(axes: Axes, layer: pd.DataFrame) -> None:
         axes.plot(layer["clusters"], layer["relative"], linewidth=1)
+        if "low" in layer:
+            axes.fill_between(layer["clusters"], layer["low"], layer["high"], alpha=0.3)
         elbow = layer[layer["is_elbow"]]
         axes.plot(elbow["clusters"], elbow["relative"], "o", markersize=4)
         axes.set_ylim(-0.05, 1.05)
@@ -93,6 +98,22 @@ def size_figure(table: pd.DataFrame) -> Figure:
     sizes = table.pivot_table(index="layer", columns="rank", values="size").fillna(0)
     sizes.plot.bar(stacked=True, ax=axes, legend=False, cmap="viridis", width=0.9)
     axes.set(xlabel="layer", ylabel="heads (one stripe a cluster)")
+    return figure
+
+
+def drift_figure(table: pd.DataFrame) -> Figure:
+    """How far clusters of later windows agree with the probe's: a line a layer; their mean with its interval."""
+    figure = _figure((7, 4))
+    axes = figure.subplots()
+    for _, layer in table[(table["layer"] != EVERY_LAYER) & (table["against"] == "probe")].groupby("layer"):
+        axes.plot(layer["end"], layer["agreement"], linewidth=0.6, color="0.7")
+    for against, said in (("probe", "with the probe"), ("before", "with the window just before")):
+        mean = table[(table["layer"] == EVERY_LAYER) & (table["against"] == against)]
+        whiskers = [mean["agreement"] - mean["low"], mean["high"] - mean["agreement"]]
+        axes.errorbar(mean["end"], mean["agreement"], yerr=whiskers, marker="o", markersize=4, capsize=2, label=said)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="window ends at token", ylabel="agreement of clusters (adjusted Rand index)")
+    axes.legend(title="mean over layers (grey: each, with the probe)", fontsize=8, title_fontsize=8)
     return figure
 
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.errors import SettingError
-from chai_eval.schema import SETTINGS, Count, Flag, Folder, Recorded, Text, Whole, group, setting
+from chai_eval.schema import SETTINGS, TEXTS, Count, Flag, Folder, Recorded, Text, Whole, group, setting
 from chai_eval.settings import ModelSettings, parse_model
 
 if TYPE_CHECKING:
@@ -39,11 +39,7 @@ class OfflineSettings(Recorded):
     left_out = ("model", "debug", "out")
 
     model: Annotated[ModelSettings, group(parse_model)]
-    text: Text = setting(
-        "auto",
-        "c4 (from the hub), passages (SQuAD and SciQ, no hub), auto (c4 where the hub answers), or a file: plain text, "
-        "JSON lines",
-    )
+    text: Text = setting("auto", TEXTS)
     samples: Count = setting(1024, "samples of text")
     tokens: Annotated[int, Field(strict=True, ge=8)] = setting(256, "tokens of each sample")
     seed: Whole = setting(1234, "order of the text, and everything that is drawn")
@@ -114,6 +110,12 @@ class AnalysisSettings(OfflineSettings):
     counts: Annotated[Any, AfterValidator(_counts)] = setting(
         None, "cluster counts whose membership is followed: a preset or a list; null for each layer's elbow"
     )
+    drift: Flag = setting(
+        False,
+        "true follows, over windows further on in each sample, how far their clusters agree with those of the first "
+        "tokens",
+    )
+    window: Count | None = setting(None, "tokens of such a window; null for as many as the probe has")
     figures: Flag | None = setting(
         None, "draw figures as well as writing the data: true, false; null where matplotlib is installed"
     )

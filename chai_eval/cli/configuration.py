@@ -16,7 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from chai_eval.calibration.settings import AnalysisSettings, CalibrationSettings
 from chai_eval.errors import SettingError, unknown
 from chai_eval.frontier.settings import FrontierSettings
+from chai_eval.logs.settings import CompareSettings
 from chai_eval.measure_settings import MeasureSettings, given_while_off
+from chai_eval.report_settings import ReportSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import defaults
 from chai_eval.settings import ModelSettings, Settings
@@ -37,6 +39,8 @@ CONFIGURATIONS: dict[str, type[Any]] = {
     "calibrate": CalibrationSettings,
     "analyse": AnalysisSettings,
     "frontier": FrontierSettings,
+    "compare": CompareSettings,
+    "report": ReportSettings,
 }
 
 
@@ -45,12 +49,17 @@ def configuration() -> Iterator[None]:
     """Hydra, looking at this package's configuration: its files, over the defaults that settings have."""
     store = ConfigStore.instance()
     for name, kind in CONFIGURATIONS.items():
-        base = {**defaults(kind), "model": defaults(ModelSettings)}
-        store.store(f"{name}_defaults", base)
+        model = {"model": defaults(ModelSettings)} if has_model(kind) else {}
+        store.store(f"{name}_defaults", defaults(kind) | model)
     store.store("grid", defaults(MeasureSettings), group="measure/base")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir().absolute()), job_name="chai_eval", version_base="1.3"):
         yield
+
+
+def has_model(kind: type[Any]) -> bool:
+    """Whether a model is among the settings."""
+    return "model" in kind.__pydantic_fields__
 
 
 def groups() -> list[str]:
@@ -98,7 +107,7 @@ def _launches(key: str) -> bool:
 def _refuse_unknown(overrides: Sequence[str], config: str) -> None:
     """Refuse a setting that no configuration file has, naming the one that may have been meant."""
     grouped = groups()
-    chosen = [each for each in overrides if each.split("=", 1)[0] in grouped]
+    chosen = [each for each in overrides if each.lstrip("+").split("=", 1)[0] in grouped]
     try:
         known = OmegaConf.to_container(compose(config, chosen), resolve=False)
     except (HydraException, OmegaConfBaseException):  # a group that this command doesn't have

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from chai_eval.cli.configuration import SHORT, choices, launchers
+from chai_eval.cli.configuration import SHORT, choices, has_model, launchers
 from chai_eval.measure_settings import MeasureSettings
 from chai_eval.resources import conf_dir
 from chai_eval.schema import entries
@@ -25,13 +25,16 @@ Score a method against plain multi-head attention (MHA) on the same documents, t
 
   python -m chai_eval [setting=value ...]             one run; without settings, the quickstart
   python -m chai_eval -m [setting=a,b ...]            a sweep: one run for each combination of values
+  python -m chai_eval +experiment=NAME [quick=true]   a table or figure of the paper
   python -m chai_eval measure [setting=value ...]     latency and memory alone
   python -m chai_eval calibrate [setting=value ...]   cluster counts, memberships and predictors of a model
   python -m chai_eval analyse [setting=value ...]     how a model's heads cluster, as data and figures
   python -m chai_eval frontier [setting=value ...]    all methods at equal bytes: lost against saved
+  python -m chai_eval compare A B [setting=value ...] two runs of lm-eval, or results, document by document
+  python -m chai_eval report [setting=value ...]      a page, tables and figures from the records of all these
   python -m chai_eval benchmark [NAME ...]            the figures that are promised; without a name, a list
   python -m chai_eval status [results_dir=...]        results so far: finished, partial, failed
-  python -m chai_eval [measure|calibrate|analyse|frontier] --help | --version
+  python -m chai_eval [measure|calibrate|analyse|frontier|compare|report] --help | --version
 """
 
 EXAMPLES = """\
@@ -60,6 +63,15 @@ Compare all methods over their range at equal K,V bytes: KL and same token, as a
   python -m chai_eval frontier [setting=value ...]
 """
 
+COMPARE = """\
+Compare two runs on the same documents: paired differences, and the documents that flipped.
+
+  python -m chai_eval compare A B [setting=value ...]
+
+A and B are folders of lm-eval's logs (lm_eval --log_samples --output_path FOLDER) or of our results, or patterns of
+such, as 'results/smollm2_mha/*/chai-*'.
+"""
+
 CALIBRATE = """\
 Calibrate a model: how many clusters each layer keeps, which heads they are, and what the methods need besides.
 
@@ -78,7 +90,16 @@ with the elbow (Figure 8), how membership moves as more tokens are seen (Figure 
 Writes parquet files and figures to results/analysis/<model>/.
 """
 
-RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, passages, c4 or auto"
+REPORT = """\
+Write a page that says whether a method is worth it, with tables (Markdown, CSV, LaTeX) and figures (SVG, PNG), from
+records alone: no model is loaded, nothing is scored.
+
+  python -m chai_eval report [setting=value ...]
+
+Writes <out>/index.html, which opens without a network, <out>/tables/ and <out>/figures/.
+"""
+
+RUNNING_TEXT = "the perplexity of running text, per byte: task=text text=<file>, stdlib, kmmlu, passages, c4 or auto"
 ANY_TASK = "any task of lm-eval by its name; several as task=[piqa,winogrande]"
 WIDTH, COLUMN = 110, 30
 
@@ -98,12 +119,23 @@ def help_text() -> str:
         parts.append("\n".join([*lines, *within.get(group, [])]) + "\n")
     tasks = [_entry("paper", ", ".join(PAPER_TASKS)), _entry(TEXT, RUNNING_TEXT), _entry("<name>", ANY_TASK)]
     parts.append("\n".join(["task=…  (default paper)", *(line for entry in tasks for line in entry)]) + "\n")
+    parts.append("\n".join(["+experiment=…", *_experiments()]) + "\n")
     settings = _settings(Settings, indent=2)
     settings += _entry("launcher=basic", f"what runs the jobs of a sweep: {', '.join(launchers())}")
     short = ", ".join(f"{name}=" for name, whole in SHORT.items() if whole.startswith("model."))
     settings += _entry("model.…", f"any setting of the model; for short: {short}")
     parts.append("\n".join(["Settings", *settings]) + "\n")
     return "\n".join([*parts, EXAMPLES])
+
+
+def _experiments() -> Iterator[str]:
+    for name in choices("experiment"):
+        stated = yaml.safe_load((conf_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))["experiment"]
+        yield from _entry(name, f"{stated['title']} ({stated['paper']})")
+    yield from _entry("quick=true", "with an experiment: a look at it in minutes, of few documents, texts or points")
+    yield from _entry(
+        "figures=null", "with an experiment: draw figures: true, false; null where matplotlib is installed"
+    )
 
 
 def measure_help() -> str:
@@ -114,8 +146,8 @@ def measure_help() -> str:
 
 
 def offline_help(usage: str, kind: type[Any]) -> str:
-    """What `--help` of `calibrate`, `analyse` and `frontier` says."""
-    models = _entry("model=…", f"one of {', '.join(choices('model'))}")
+    """What `--help` of commands with settings of their own says."""
+    models = _entry("model=…", f"one of {', '.join(choices('model'))}") if has_model(kind) else []
     return usage + "\n" + "\n".join(["Settings", *models, *_settings(kind, indent=2)]) + "\n"
 
 

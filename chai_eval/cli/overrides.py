@@ -31,6 +31,8 @@ from chai_eval.settings import Settings
 
 # The model that stands for a path of the user's.
 LOCAL = "local"
+# The group of the paper's tables and figures; what it chooses is done without another command.
+EXPERIMENT = "experiment"
 
 
 # Their values are taken as they are typed: folders have spaces, brackets and = in their names, sentences commas.
@@ -67,7 +69,7 @@ def jobs_of(arguments: Sequence[str], *, multirun: bool) -> list[Job]:
     """
     with configuration():
         allowed = None if multirun else "one value, or -m to run each of them"
-        swept = [_values(_rewrite(argument, multirun), allowed) for argument in _completed(arguments)]
+        swept = [values(_rewrite(argument, multirun), allowed) for argument in _completed(arguments)]
         return [_job(list(one), swept) for one in itertools.product(*swept)]
 
 
@@ -80,13 +82,18 @@ def composed(config: str, arguments: Sequence[str]) -> dict[str, Any]:
         For an argument that can't be read, or a setting there is not.
     """
     with configuration():
-        overrides = []
-        for argument in _completed(arguments):
-            override = _rewrite(argument, multirun=False)
-            if override.startswith(f"{LAUNCHER}="):
-                raise SettingError(f"{argument}: there is nothing to launch here; allowed: setting=value (see --help)")
-            overrides += _values(override, "one value")
-        return plain_values(overrides, config)
+        return plain_values(single(arguments), config)
+
+
+def single(arguments: Sequence[str]) -> list[str]:
+    """The overrides of arguments that have one value each; raises as `composed` does."""
+    overrides = []
+    for argument in _completed(arguments):
+        override = _rewrite(argument, multirun=False)
+        if override.startswith(f"{LAUNCHER}="):
+            raise SettingError(f"{argument}: there is nothing to launch here; allowed: setting=value (see --help)")
+        overrides += values(override, "one value")
+    return overrides
 
 
 def settings_of(overrides: Sequence[str]) -> Settings:
@@ -111,6 +118,10 @@ def _rewrite(argument: str, multirun: bool) -> str:
     if match is None or match[3] is None or match[1] == "~":
         raise SettingError(f"{argument}: not understood; allowed: setting=value (see --help)")
     key, value = SHORT.get(match[2], match[2]), match[3][1:]
+    if key == EXPERIMENT:
+        raise SettingError(
+            f"{argument}: not understood here; allowed: python -m chai_eval +{EXPERIMENT}=NAME (see --help)"
+        )
     if key == "include_path" and value.startswith("["):  # folders may come as a list
         value = f"[{','.join(map(verbatim, several(value[1:-1])))}]"
     elif key in VERBATIM:
@@ -132,7 +143,7 @@ def added(key: str) -> str:
     return "++" if key in ("model.config", "method.with") or key.startswith("model.config.") else ""
 
 
-def _values(argument: str, alone: str | None) -> list[str]:
+def values(argument: str, alone: str | None) -> list[str]:
     """The overrides that one argument stands for: one per value of a sweep; `alone` says what is allowed in none."""
     key, value = argument.split("=", 1)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,30 @@ def calibration_passages() -> Iterator[str]:
         if text not in seen:
             seen.add(text)
             yield text
+
+
+def conversations() -> Iterator[list[dict[str, str]]]:
+    """Questions of the tasks' documents as a user asks them, each with its right answer as an assistant gives it.
+
+    In a fixed order; HellaSwag asks none.
+    """
+    for task, turns in _QUESTIONS.items():
+        for row in pq.read_table(fetch(DOCUMENTS) / f"{task}.parquet").to_pylist():
+            question, answer = turns(row)
+            yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _arc_turns(row: dict[str, Any]) -> tuple[str, str]:
+    choices = row["choices"]
+    return row["question"], choices["text"][choices["label"].index(row["answerKey"])]
+
+
+_QUESTIONS: dict[str, Callable[[dict[str, Any]], tuple[str, str]]] = {
+    "piqa": lambda row: (row["goal"], row[("sol1", "sol2")[row["label"]]]),
+    "arc_easy": _arc_turns,
+    "arc_challenge": _arc_turns,
+    "boolq": lambda row: (f"{row['passage']}\n\nQuestion: {row['question']}?", ("No", "Yes")[row["label"]]),
+}
 
 
 def own_file(task: str, data_dir: Path) -> Path | None:

@@ -1,9 +1,10 @@
-"""Running text: from the hub, a file or the assets, cut into samples as it streams by."""
+"""Running text: from the hub, a file, the assets or installed packages, cut into samples as it streams by."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import platform
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jinja2.exceptions import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -26,7 +28,11 @@ C4_NAME = f"{C4} en"
 SHUFFLE_BUFFER = 10_000
 # Lines of plain text are joined up to a blank line, or the first line end after so many characters.
 PASSAGE_CHARACTERS = 2_000
-ALLOWED = "c4, passages, auto, or a UTF-8 file: plain text, or JSON lines with text"
+AS_IT_STANDS = "stdlib, kmmlu, c4, passages, auto, or a UTF-8 file: plain text, or JSON lines with text"
+ALLOWED = f"chat, {AS_IT_STANDS}"
+
+# A text, or the turns of a conversation, which the chat template of a tokenizer makes one.
+Document = str | list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -34,41 +40,57 @@ class Text:
     """A stream of documents, and what it is called in records."""
 
     name: str
-    documents: Iterator[str]
+    documents: Iterator[Document]
 
 
 def open_text(text: str, seed: int | None) -> Text:
     """Open running text, its documents in the order of a seed; None leaves them as they stand.
 
-    It is `c4` (the hub's), `passages` (SQuAD and SciQ, from the assets), `auto` (C4 where the hub can be reached), or
-    the path of a file. SettingError for a file that isn't there, isn't UTF-8, or has no text: what lies further on in
-    it is found when it is read. RunError where the hub or the assets can't be reached.
+    It is `c4` (the hub's), `passages` (SQuAD and SciQ, from the assets), `auto` (C4 where the hub can be reached, else
+    passages), `stdlib` (source files of Python's standard library), `kmmlu` (Korean: KMMLU's worked examples, from
+    lm-eval), `chat` (questions of the tasks with their answers, as conversations), or the path of a file. SettingError
+    for a file that isn't there, isn't UTF-8, or has no text: what lies further on in it is found when it is read.
+    RunError where the hub or the assets can't be reached.
     """
     if text == "auto":
         text = "c4" if _hub_answers() else "passages"
     if text == "c4":
         return Text(C4_NAME, _c4(seed))
-    if text == "passages":
-        from chai_eval.data.documents import calibration_passages
+    if text in ("passages", "chat"):
+        from chai_eval.data.documents import calibration_passages, conversations
 
+        if text == "chat":
+            return Text("chat about PIQA, ARC and BoolQ", _ordered(conversations(), seed))
         return Text("SQuAD and SciQ passages", _ordered(calibration_passages(), seed))
-    path = Path(text).expanduser()
-    if not path.is_file():
-        raise SettingError(f"text: {text} is no file; allowed: {ALLOWED}")
-    found = _read(path)
+    if text == "stdlib":
+        from chai_eval.data.library import standard_library
+
+        name, found = f"standard library of Python {platform.python_version()}", standard_library()
+    elif text == "kmmlu":
+        from chai_eval.data.korean import worked_examples
+
+        name, found = "KMMLU's worked examples", worked_examples()
+    else:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise SettingError(f"text: {text} is no file; allowed: {ALLOWED}")
+        name, found = path.name, _read(path)
     first = next(found, None)
     if first is None:
         raise SettingError(f"text: {text} has no text in it; allowed: {ALLOWED}")
-    return Text(path.name, _ordered(itertools.chain([first], found), seed))
+    return Text(name, _ordered(itertools.chain([first], found), seed))
 
 
 def text_documents(*, text: str, limit: int | None = None, **_: Any) -> dict[str, datasets.Dataset]:
     """Documents of running text as they stand, `limit` of them or all: what `custom_dataset` in tasks/text.yaml calls.
 
-    Raises as `open_text` does; SettingError also for C4 without a limit, which nobody would see the end of.
+    Raises as `open_text` does; SettingError also for C4 without a limit, which nobody would see the end of, and for
+    conversations.
     """
     import datasets
 
+    if text == "chat":  # what is said in turns is no text before a model's template has made it one
+        raise SettingError(f"text: chat given with task=text; allowed: {AS_IT_STANDS}")
     found = open_text(text, None)
     if limit is None and found.name == C4_NAME:
         raise SettingError("limit: None given with text=c4; allowed: a whole number from 1 up")
@@ -76,12 +98,12 @@ def text_documents(*, text: str, limit: int | None = None, **_: Any) -> dict[str
     return {"test": datasets.Dataset.from_dict({"text": list(itertools.islice(found.documents, limit))})}
 
 
-def cut(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: int) -> Iterator[Tensor]:
+def cut(documents: Iterable[Document], tokenizer: PreTrainedTokenizerBase, tokens: int) -> Iterator[Tensor]:
     """Cut documents into samples of `tokens` tokens, each beginning as a request does (BOS where there is one).
 
     A sample, `[tokens]`, int64, begins with a document or with what the last one had left; documents that are too short
     are followed by the next one. What is left at the end is dropped, unless it is all there is. SettingError for
-    samples with no room for text.
+    samples with no room for text, and for conversations where the tokenizer has no chat template that takes them.
     """
     start = list(itertools.takewhile(set(tokenizer.all_special_ids).__contains__, tokenizer("a")["input_ids"]))
     if tokens <= len(start):
@@ -89,7 +111,8 @@ def cut(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: in
     held: list[int] = []
     complete = False
     for document in documents:
-        held += tokenizer(("\n" if held else "") + document, add_special_tokens=False)["input_ids"]
+        text = _rendered(document, tokenizer)
+        held += tokenizer(("\n" if held else "") + text, add_special_tokens=False)["input_ids"]
         while len(start) + len(held) >= tokens:
             taken = tokens - len(start)
             yield torch.tensor(start + held[:taken])
@@ -103,6 +126,19 @@ def batches(samples: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     iterator = iter(samples)
     while together := list(itertools.islice(iterator, size)):
         yield torch.stack(together)
+
+
+def _rendered(document: Document, tokenizer: PreTrainedTokenizerBase) -> str:
+    if isinstance(document, str):
+        return document
+    allowed = "a model whose tokenizer has a chat template, or other text"
+    if not tokenizer.chat_template:
+        raise SettingError(f"text: a conversation given, and the tokenizer has no chat template; allowed: {allowed}")
+    try:
+        return str(tokenizer.apply_chat_template(document, tokenize=False)).removesuffix("\n")
+    except (TemplateError, ValueError) as error:  # of several templates none is the default, or it takes other turns
+        reason = failure_line(error)
+        raise SettingError(f"text: the chat template takes no conversation ({reason}); allowed: {allowed}") from error
 
 
 def _read(path: Path) -> Iterator[str]:
@@ -148,7 +184,7 @@ def _passages(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(held).strip()
 
 
-def _ordered(documents: Iterator[str], seed: int | None) -> Iterator[str]:
+def _ordered(documents: Iterator[Document], seed: int | None) -> Iterator[Document]:
     if seed is None:
         yield from documents
         return

@@ -20,13 +20,14 @@ from chai_eval.checksum import write_document
 from chai_eval.data.text import open_text
 from chai_eval.errors import RunError
 from chai_eval.files import held, write_whole
-from chai_eval.frontier.figure import draw
-from chai_eval.frontier.points import Point, best_at, points, table
+from chai_eval.frontier.figure import draw, draw_positions
+from chai_eval.frontier.points import Point, best_at, points, positions, table
 from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.markdown import table as lines_of
 from chai_eval.models import fingerprint, load
 from chai_eval.scoring.compare import HELD_BYTES, LOGITS_BYTES, compare, most_tokens
 from chai_eval.scoring.fidelity import read_sequences
+from chai_eval.scoring.positions import position_edges, without_bins
 from chai_eval.scoring.runner import Runner
 from chai_eval.store.code import NumericCode
 from chai_eval.store.provenance import versions
@@ -59,6 +60,7 @@ def frontier(settings: FrontierSettings, command: str) -> Path:
         point.method.check(model)
     sequences = list(read_sequences(model, tokenizer, text.documents, settings.tokens, settings.sequences))
     name = f"{settings.model.name}-{Path(text.name).stem.replace(' ', '_')}-{settings.tokens}"
+    edges = position_edges(settings.tokens)
     folder, weights = settings.out or Path("results") / "frontier" / name, fingerprint(model)
 
     def taken() -> None:
@@ -67,7 +69,7 @@ def frontier(settings: FrontierSettings, command: str) -> Path:
     try:
         with held(folder / "frontier.lock", taken):
             parts = folder / f".parts-{_key(weights, found, sequences)}"
-            rows = _compared(model, found, sequences, parts)
+            rows = _compared(model, found, sequences, edges, parts)
             frame = table(found, rows)
             said = [each for of in ("held", "read") for at in SAID_AT if (each := best_at(frame, rows, at, of))]
             described = {
@@ -79,12 +81,16 @@ def frontier(settings: FrontierSettings, command: str) -> Path:
                 "versions": versions(),
                 "command": command,
             }
-            samples = pd.concat(rows, names=["point"]).reset_index(level=0)
+            samples = without_bins(pd.concat(rows, names=["point"]).reset_index(level=0))
+            by_bin = positions(found, rows, edges)
             write_whole(folder / "samples.parquet", partial(samples.to_parquet, index=False))
             write_whole(folder / "frontier.csv", frame.to_csv(index=False, float_format="%.6g"))
+            write_whole(folder / "positions.csv", by_bin.to_csv(index=False, float_format="%.6g"))
             write_whole(folder / "frontier.md", "\n".join([_shown(frame), *(f"- {each}" for each in said), ""]))
             if drawn:
-                draw(frame, f"{settings.model.name}, {len(sequences)} × {settings.tokens} tokens", command, folder)
+                title = f"{settings.model.name}, {len(sequences)} × {settings.tokens} tokens"
+                draw(frame, title, command, folder)
+                draw_positions(by_bin, frame, title, command, folder)
             write_document(folder / "frontier.json", described, files=None)
             shutil.rmtree(parts)
     except OSError as error:
@@ -101,7 +107,7 @@ def _key(weights: str, found: Sequence[Point], sequences: Sequence[tuple[int, ..
 
 
 def _compared(
-    model: Any, found: Sequence[Point], sequences: Sequence[tuple[int, ...]], parts: Path
+    model: Any, found: Sequence[Point], sequences: Sequence[tuple[int, ...]], edges: Sequence[int], parts: Path
 ) -> dict[str, pd.DataFrame]:
     """By label, one row a sequence; each part that is finished is on the disk."""
     at_once = max(most_tokens(model, HELD_BYTES) // max(map(len, sequences)), 1)
@@ -111,7 +117,8 @@ def _compared(
         file, some = parts / f"{number}.parquet", sequences[start : start + at_once]
         if not file.exists():
             log.info("frontier: sequences %d to %d of %d", start + 1, start + len(some), len(sequences))
-            compared = compare(Runner(model, batch_tokens=most_tokens(model, LOGITS_BYTES)), methods, some)
+            runner = Runner(model, batch_tokens=most_tokens(model, LOGITS_BYTES))
+            compared = compare(runner, methods, some, edges)
             part = pd.concat({label: pd.DataFrame(rows) for label, rows in compared.items()}, names=["point"])
             write_whole(file, partial(part.reset_index(level=0).to_parquet, index=False))
         done.append(pd.read_parquet(file))

@@ -17,7 +17,7 @@ from chai_eval.errors import SettingError
 from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.methods import METHODS, Method
 from chai_eval.methods.costs import described_costs
-from chai_eval.scoring.fidelity import Fidelity, plain, summary
+from chai_eval.scoring.fidelity import Fidelity, by_position, plain, summary
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,17 @@ def table(found: Sequence[Point], rows: dict[str, pd.DataFrame]) -> pd.DataFrame
     frame = pd.DataFrame(lines)
     frame["dominated"] = [_dominated(frame, at) for at in range(len(frame))]
     return frame
+
+
+def positions(found: Sequence[Point], rows: dict[str, pd.DataFrame], edges: Sequence[int]) -> pd.DataFrame:
+    """KL by position in the text: `method`, `point`, and what `by_position` says of each."""
+    tables = []
+    for point in found:
+        own = by_position(rows[point.label], edges)
+        own.insert(0, "method", point.method.name)
+        own.insert(1, "point", point.label)
+        tables.append(own)
+    return pd.concat(tables, ignore_index=True)
 
 
 ENDS = {"": "value", "_low": "low", "_high": "high"}

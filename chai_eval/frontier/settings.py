@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from chai_eval.schema import SETTINGS, Count, Flag, Folder, Recorded, Text, Whole, group, setting
+from chai_eval.schema import SETTINGS, TEXTS, Count, Flag, Folder, Recorded, Text, Whole, group, setting
 from chai_eval.settings import ModelSettings, parse_model
 
 Share = Annotated[float, Field(strict=True, gt=0, lt=1)]
@@ -25,8 +25,7 @@ class FrontierSettings(Recorded):
     )
     text: Text = setting(
         "auto",
-        "c4 (from the hub), passages (SQuAD and SciQ, no hub), auto (c4 where the hub answers), or a file: plain text, "
-        "JSON lines; other text than that of the calibration",
+        f"{TEXTS}; other text than that of the calibration",
     )
     tokens: Annotated[int, Field(strict=True, ge=8)] = setting(256, "tokens of each sequence")
     sequences: Count = setting(48, "sequences")

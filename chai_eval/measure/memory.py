@@ -197,22 +197,19 @@ def formula_bytes(layer: RowLayer, footprint: LayerFootprint, shape: AttentionSh
     Under grouped-query attention G are the distinct key heads that a request's representatives read.
     """
     assert layer.lengths is not None
+    besides = len(layer.lengths) * footprint.first_numbers * size
     if layer.membership is None:  # and as long as a probe is not complete, every head is kept
         kept = LayerFootprint.full(shape) if footprint.probe_tokens else footprint
         each = sum(kept.bytes_per_token(shape.head_dim, size, 1))  # of a token that is held
-        besides = len(layer.lengths) * footprint.first_numbers * size
         return int(int(layer.lengths.sum()) * each) + besides
     read = layer.membership.representative // (shape.heads // shape.kv_heads)
     distinct = [len(set(row)) for row in read.tolist()]
     shared = footprint.values < shape.kv_heads
-    return (
-        size
-        * shape.head_dim
-        * sum(
-            length * (keys + (keys if shared else footprint.values))
-            for length, keys in zip(layer.lengths.tolist(), distinct, strict=True)
-        )
+    heads = sum(
+        length * (keys + (keys if shared else footprint.values))
+        for length, keys in zip(layer.lengths.tolist(), distinct, strict=True)
     )
+    return size * shape.head_dim * heads + besides
 
 
 def weight_bytes(model: PreTrainedModel) -> int:

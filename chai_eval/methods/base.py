@@ -20,6 +20,7 @@ from chai_eval.errors import SettingError
 Positive = Annotated[int, Field(strict=True, ge=1, json_schema_extra={"allowed": "whole numbers from 1"})]
 FromZero = Annotated[int, Field(strict=True, ge=0, json_schema_extra={"allowed": "whole numbers from 0"})]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, json_schema_extra={"allowed": "numbers above 0 up to 1"})]
+ToTwo = Annotated[float, Field(strict=True, ge=0, le=2, json_schema_extra={"allowed": "numbers from 0 to 2"})]
 Fraction = Annotated[float, Field(strict=True, ge=0, lt=1, json_schema_extra={"allowed": "numbers from 0 to below 1"})]
 # Tokens of a text so long that what becomes of its first and last ones makes no difference.
 LONG = 1 << 30

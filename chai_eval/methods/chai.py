@@ -13,9 +13,11 @@ from transformers import PreTrainedModel
 from chai_eval.attention import Membership, Plan, ProbePlan, membership_of, probe_features, probe_probabilities
 from chai_eval.attention.membership import Representative
 from chai_eval.attention.probe import Features
+from chai_eval.attention.regroup import Guard
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import calibration, runs
-from chai_eval.methods.base import Method, Positive
+from chai_eval.errors import SettingError
+from chai_eval.methods.base import FromZero, Method, Positive, ToTwo
 from chai_eval.methods.clustering import Clustering
 from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, counts_within, resolved
 from chai_eval.schema import SETTINGS
@@ -43,6 +45,10 @@ class CHAI(Clustering):
         Lowest head of the cluster (the published code), or the member closest to all others.
     prefill : "auto", "two_step" or "one_pass"
         Whether the tokens after the probe are projected for representatives only. Scores are the same up to rounding.
+    recluster_every : int
+        Tokens after which heads that have drifted from their representative change over to another; 0 for never.
+    drift_threshold : float
+        Cosine distance from its representative, over the last `probe_tokens` tokens, above which a head does so.
     """
 
     clusters: SkipValidation[ClusterSpec | None] = None
@@ -50,18 +56,29 @@ class CHAI(Clustering):
     features: Features = "triangle"
     linkage: Literal["average"] = "average"
     representative: Representative = "first"
+    recluster_every: FromZero = 0
+    drift_threshold: ToTwo = 0.0
 
     name: ClassVar[str] = "chai"
 
     def __post_init__(self) -> None:
         check_clusters(self.clusters)
+        least = 2 * self.probe_tokens
+        if 0 < self.recluster_every < least:
+            raise SettingError(
+                f"method.recluster_every: {self.recluster_every} given with probe_tokens={self.probe_tokens}; allowed: "
+                f"0, or {least} and more"
+            )
 
     @property
     def shared_context(self) -> int:
         return self.probe_tokens
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "clusters": resolved(self.clusters)}
+        found = {**super().settings(), "clusters": resolved(self.clusters)}
+        if not self.recluster_every:
+            del found["recluster_every"], found["drift_threshold"]
+        return found
 
     def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
         heads = attention_shape(model).heads
@@ -86,6 +103,11 @@ class CHAI(Clustering):
             seen = probe_probabilities(query, key, scaling, self.features)
             return membership_of(probe_features(seen, self.features), clusters, self.representative)
 
+        guard = Guard(self.recluster_every, self.probe_tokens, self.drift_threshold) if self.recluster_every else None
         return ProbePlan(
-            clusters=clusters, share_value=self.share_value, probe_tokens=self.probe_tokens, cluster=cluster
+            clusters=clusters,
+            share_value=self.share_value,
+            probe_tokens=self.probe_tokens,
+            cluster=cluster,
+            guard=guard,
         )

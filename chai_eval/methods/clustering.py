@@ -53,6 +53,6 @@ def layer_footprint(shape: AttentionShape, plan: Plan | None) -> LayerFootprint:
     keys = min(plan.clusters, shape.kv_heads)
     if isinstance(plan, FixedPlan):  # which key heads its representatives read is known beforehand
         keys = SharedHeads.of(plan.membership, shape.kv_heads).key_heads.shape[1]
-    if plan.share_value:
-        return LayerFootprint(plan.clusters, plan.clusters, keys, keys, plan.probe_tokens)
-    return LayerFootprint(plan.clusters, shape.heads, keys, shape.kv_heads, plan.probe_tokens)
+    outputs, values = (plan.clusters, keys) if plan.share_value else (shape.heads, shape.kv_heads)
+    besides = 0 if plan.guard is None else plan.guard.numbers(shape, plan.probe_tokens)
+    return LayerFootprint(plan.clusters, outputs, keys, values, plan.probe_tokens, first_numbers=besides)

@@ -56,6 +56,14 @@ class ComposedMethod(Method):
         if reads and own:
             why = f"{own[0]} has attention of its own, which reads other keys than {reads[0]} knows"
             raise _excluded([*reads, *own], why)
+        guarded = [
+            each.name
+            for each, part in zip(self.methods, parts, strict=True)
+            if any(plan.guard for plan in part.plans.values())
+        ]
+        if reads and guarded:
+            why = f"{guarded[0]} with recluster_every takes branches apart, which {reads[0]} does not know"
+            raise _excluded([*reads, *guarded], why)
         choosing = [each.name for each, part in zip(self.methods, parts, strict=True) if part.changes("keys")]
         dropping = [each.name for each, part in zip(self.methods, parts, strict=True) if part.drops_tokens]
         if choosing and dropping:

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import AttentionCall, Hooks, Source
-from chai_eval.attention.low_rank import LowRank, low_rank_attention
+from chai_eval.attention.low_rank import LayerRanks, LowRank, low_rank_attention
 from chai_eval.attention.rope import rotations
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import MOMENTS, Calibration, calibration
@@ -88,7 +88,7 @@ class KVRank(Method):
         return [cls(saving=saving, moments=calibrated, context=context) for saving in savings]
 
     def hooks(self, model: PreTrainedModel) -> Hooks:
-        return _LowRankHooks([(each.keys, each.values) for each in self._layers(model)])
+        return _LowRankHooks(self._layers(model))
 
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint]:
         shape = attention_shape(model)
@@ -135,13 +135,6 @@ class KVRank(Method):
         return whole | dict(zip(reduced, ranks_within([costs[name] for name in reduced], kept), strict=True))
 
 
-class LayerRanks(NamedTuple):
-    """How a layer's keys and values are cached."""
-
-    keys: LowRank
-    values: LowRank
-
-
 _MADE: MutableMapping[PreTrainedModel, dict[tuple[KVRank, str, str], list[LayerRanks]]] = WeakKeyDictionary()
 
 
@@ -150,12 +143,12 @@ class _LowRankHooks(Hooks):
 
     by_position = True
 
-    def __init__(self, layers: list[tuple[LowRank, LowRank]]) -> None:
+    def __init__(self, layers: list[LayerRanks]) -> None:
         super().__init__()
         self.layers = layers
 
     def attention(self, call: AttentionCall, source: Source) -> Tensor | None:
-        return low_rank_attention(*self.layers[call.index], source, call.view, call.store)
+        return low_rank_attention(self.layers[call.index], source, call.view, call.store)
 
 
 def _over_positions(

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
-
 from chai_eval.errors import RunError
-from chai_eval.report.statistics import (
-    Difference,
-    bits_per_byte,
-    bootstrap_difference,
-    paired_difference,
-    perplexity,
-)
+from chai_eval.report.metrics import Measured, difference, measured, samples_of
 from chai_eval.report.tables import Header, Row
 from chai_eval.task_settings import told
 
@@ -59,23 +48,21 @@ def row(
     """
     metrics: Mapping[str, Any] = mha.record["metrics"]
     metric = primary if primary is not None and primary in metrics else next(iter(metrics))
-    value = float(metrics[metric]["value"])
-    before = _scores(mha, metric)
-    percent = before is not None and bool(((before >= 0) & (before <= 1)).all())
+    before = measured_in(mha, metric)
     n = int(mha.record["n_documents"])
     if other is None:
-        return Row(task, metric, n, value, percent=percent, paper=paper)
+        return Row(task, metric, n, before.value, percent=before.percent, paper=paper)
     for each in (mha, other):  # one without checksums may be damaged
         if metric not in each.record["metrics"] or "doc_hash" not in each.samples:
             raise RunError(f"{each.folder.path} lacks {metric} or doc_hash; move the folder away to score again")
     if mha.samples["doc_hash"].tolist() != other.samples["doc_hash"].tolist():
         raise RunError(f"{task}: {mha.folder.path} and {other.folder.path} are not about the same documents")
-    second = float(other.record["metrics"][metric]["value"])
+    after = measured_in(other, metric)
     close = fidelity or {}
     divergence, agreement = ((close.get(name) or {}).get("value") for name in ("divergence", "agreement"))
     infinite = int(close.get("infinite_tokens", 0))
     return Row(
-        task, metric, n, value, second, _difference(metric, mha, other), percent, paper,
+        task, metric, n, before.value, after.value, difference(before, after), before.percent, paper,
         math.inf if infinite else divergence, agreement, infinite, close.get("tokens"),
     )  # fmt: skip
 
@@ -110,55 +97,10 @@ def cost_line(method: Method, model: PreTrainedModel) -> str:
     return f"{line} (the saving is simulated)" if found["simulated"] else line
 
 
-def _difference(metric: str, mha: Result, other: Result) -> Difference:
-    """The difference with the interval that belongs to the metric; without one where we don't know how it is made."""
-    before, after = _scores(mha, metric), _scores(other, metric)
-    if before is not None and after is not None:
-        return paired_difference(before, after)
-    first, second = _parts(mha, metric), _parts(other, metric)
-    values = [_value(each, metric) for each in (mha, other)]
-    if first is not None and second is not None:
-        for aggregate in (perplexity, bits_per_byte):
-            made = [float(aggregate(each[:, 0], each[:, 1], 0)) for each in (first, second)]
-            if np.allclose(made, values, rtol=1e-6, atol=0):
-                return bootstrap_difference(aggregate, first, second)
-    return Difference(100 * (values[1] - values[0]), math.nan, math.nan)
-
-
-def _value(result: Result, metric: str) -> float:
-    return float(result.record["metrics"][metric]["value"])
-
-
-def _column(result: Result, metric: str) -> pd.Series[Any] | None:
-    """What the samples hold about a metric, one entry per document."""
-    column, _, filtered = metric.removesuffix(")").partition(" (")
-    samples = result.samples
-    if filtered and "filter" in samples:
-        samples = samples[samples["filter"] == filtered]
-    return samples[column] if column in samples and len(samples) else None
-
-
-def _scores(result: Result, metric: str) -> NDArray[np.float64] | None:
-    """Scores per document, None where the metric isn't their mean (perplexities, F1)."""
-    column = _column(result, metric)
-    if column is None or not pd.api.types.is_numeric_dtype(column):
-        return None
-    scores = column.to_numpy(dtype=float)
-    return scores if math.isclose(scores.mean(), _value(result, metric), abs_tol=1e-9) else None
-
-
-def _parts(result: Result, metric: str) -> NDArray[np.float64] | None:
-    """Log-likelihood and weight of each document, [documents, 2], None where the samples hold something else."""
-    column = _column(result, metric)
-    if column is None:
-        return None
-    if pd.api.types.is_numeric_dtype(column):
-        return np.column_stack([column.to_numpy(dtype=float), np.ones(len(column))])
-    try:
-        parts = np.array([json.loads(each) for each in column], dtype=float)
-    except (TypeError, ValueError):
-        return None
-    return parts if parts.shape == (len(column), 2) and (parts[:, 1] > 0).all() else None
+def measured_in(result: Result, metric: str) -> Measured:
+    """A metric of a result, by document where the samples tell."""
+    samples, column = samples_of(result.samples, metric)
+    return measured(samples.get(column), float(result.record["metrics"][metric]["value"]))
 
 
 def brief(value: Any) -> str:

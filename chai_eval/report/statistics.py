@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import bootstrap, norm
+from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.weightstats import DescrStatsW
 
 RESAMPLES = 9999
@@ -24,12 +25,14 @@ Aggregate = Callable[[NDArray[np.float64], NDArray[np.float64], int], NDArray[np
 class Difference:
     """A mean difference and its interval, in percentage points.
 
-    `low` and `high` are nan where the documents don't determine an interval.
+    `low` and `high` are nan where the documents don't determine an interval. `p` is the exact McNemar test's, as
+    `exact_mcnemar` gives it; None where scores are not 0 or 1.
     """
 
     points: float
     low: float
     high: float
+    p: float | None = None
 
 
 def paired_difference(baseline: ArrayLike, method: ArrayLike, *, level: float = 0.95) -> Difference:
@@ -66,7 +69,28 @@ def paired_difference(baseline: ArrayLike, method: ArrayLike, *, level: float = 
         )
     else:
         low, high = _student(difference, level)
-    return Difference(points, 100 * low, 100 * high)
+    return Difference(points, 100 * low, 100 * high, exact_mcnemar(first, second))
+
+
+def exact_mcnemar(baseline: ArrayLike, method: ArrayLike) -> float | None:
+    """Two-sided p of McNemar's exact test that documents flip either way alike; None for scores other than 0 and 1.
+
+    Parameters
+    ----------
+    baseline, method
+        Scores per document, [documents], in the same order.
+
+    Returns
+    -------
+    float or None
+        Chance, were a flip either way as likely as the other, of flips as one-sided as these or more so; 1 where no
+        document flipped.
+    """
+    first, second = np.asarray(baseline, dtype=float), np.asarray(method, dtype=float)
+    if not (_binary(first) and _binary(second)):
+        return None
+    table = [[int(((first == before) & (second == after)).sum()) for after in (1, 0)] for before in (1, 0)]
+    return float(mcnemar(table, exact=True).pvalue)
 
 
 def perplexity(log_likelihoods: NDArray[np.float64], weights: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -136,9 +136,9 @@ def _cells(header: Header, rows: Sequence[Row], scores: str | None = None) -> tu
         columns.append("paper (pp)" if compared else "paper (%)")
     lines = []
     for row in rows:
-        cells = [row.task, row.metric, str(row.n), _score(row.mha, row.percent)]
+        cells = [row.task, row.metric, str(row.n), score_cell(row.mha, row.percent)]
         if compared:
-            cells += [_score(row.method, row.percent), *_compared(row.difference, row.percent)]
+            cells += [score_cell(row.method, row.percent), *difference_cells(row.difference, row.percent)]
         if close:
             cells.append("–" if row.divergence is None else f"{row.divergence:#.3g}".rstrip("."))
             cells.append("–" if row.agreement is None else f"{100 * row.agreement:.1f}")
@@ -154,13 +154,13 @@ def _paper(row: Row, compared: bool) -> str:
     return f"{row.paper:+.2f}" if compared else f"{row.paper:.1f}"
 
 
-def _score(value: float | None, percent: bool) -> str:
+def score_cell(value: float | None, percent: bool) -> str:
     if value is None:
         return "–"
     return f"{100 * value:.2f}" if percent else f"{value:.4g}"
 
 
-def _compared(difference: Difference | None, percent: bool) -> tuple[str, str]:
+def difference_cells(difference: Difference | None, percent: bool) -> tuple[str, str]:
     if difference is None:
         return "–", "–"
 

@@ -15,6 +15,7 @@ from chai_eval.methods.base import Method
 from chai_eval.methods.mha import MHA
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.pack import Batch, Document, PackedInput, ScoringRequest, Tokens, batches, packed_input
+from chai_eval.scoring.positions import bin_means
 from chai_eval.scoring.runner import Runner
 
 # Logits compared at once, in float32: 64 MiB.
@@ -39,6 +40,7 @@ def compare(
     runner: Runner,
     methods: Mapping[str, Method],
     sequences: Sequence[Tokens],
+    edges: Sequence[int] = (),
     after: Callable[[int], object] = lambda done: None,
 ) -> dict[str, list[Row]]:
     """Compare methods with plain attention on sequences of tokens, in packed rows as scoring lays them out.
@@ -49,8 +51,9 @@ def compare(
     well: its logits are held whole, whatever room they take.
 
     It gives, the same in all processes, by method for each sequence `tokens` (predicted ones), the means over them that
-    `Fidelity.samples` has, and `infinite_tokens`: for how many of them the divergence is infinite. `after` is told
-    after each round of passes under a method how many sequences all processes have compared in it.
+    `Fidelity.samples` has, `infinite_tokens`: for how many of them the divergence is infinite, and what `bin_means`
+    finds between `edges` of positions, if any. `after` is told after each round of passes under a method how many
+    sequences all processes have compared in it.
     """
     model = runner.model
     asked = [ScoringRequest(each[:1], each[1:]) for each in sequences]
@@ -58,7 +61,7 @@ def compare(
     plan = batches(rows, min(runner.budget(), most_tokens(model, LOGITS_BYTES)), rotary_lengths(model).alike)
     found: dict[str, dict[int, Row]] = {name: {} for name in methods}
     for held in _held_together(plan, most_tokens(model, HELD_BYTES), runner.ranks.size):
-        for name, compared in _compare_passes(runner, methods, held, asked, after).items():
+        for name, compared in _compare_passes(runner, methods, held, asked, edges, after).items():
             found[name].update(compared)
     return {name: [each[number] for number in range(len(sequences))] for name, each in found.items()}
 
@@ -79,6 +82,7 @@ def _compare_passes(
     methods: Mapping[str, Method],
     plan: Sequence[Batch],
     asked: Sequence[ScoringRequest],
+    edges: Sequence[int],
     after: Callable[[int], object],
 ) -> dict[str, dict[int, Row]]:
     """By method and number of the sequence, from passes whose logits under plain attention are held together."""
@@ -90,7 +94,8 @@ def _compare_passes(
     def one_pass(number: int) -> Iterable[tuple[int, Row]]:
         each = packed[number]
         values = _compare(expected[number], _logits(model, each), each.target)
-        return zip(plan[number].requests, map(_means, values.split(each.counts, dim=1)), strict=True)
+        found = [_means(of_one, edges) for of_one in values.split(each.counts, dim=1)]
+        return zip(plan[number].requests, found, strict=True)
 
     found: dict[str, dict[int, Row]] = {name: {} for name in methods}
     for name, method in methods.items():
@@ -130,9 +135,10 @@ def _compare(expected: Tensor, given: Tensor, target: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _means(values: Tensor) -> Row:
-    infinite = int(values[MEANS.index("divergence")].isinf().sum())
-    return {"tokens": values.shape[1], **dict(zip(MEANS, values.mean(1).tolist(), strict=True)), INFINITE: infinite}
+def _means(values: Tensor, edges: Sequence[int]) -> Row:
+    means, divergence = dict(zip(MEANS, values.mean(1).tolist(), strict=True)), values[MEANS.index("divergence")]
+    infinite = int(divergence.isinf().sum())
+    return {"tokens": values.shape[1], **means, INFINITE: infinite, **bin_means(divergence, edges)}
 
 
 def kl_divergence(expected: Tensor, given: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from chai_eval.data.text import cut
+from chai_eval.data.text import Document, cut
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method
 from chai_eval.models.embeddings import embedded
 from chai_eval.scoring.compare import HELD_BYTES, INFINITE, LOGITS_BYTES, Row, compare, most_tokens
 from chai_eval.scoring.pack import Tokens
+from chai_eval.scoring.positions import NAMED, position_edges, without_bins
 from chai_eval.scoring.prepare import PreparedTask
 from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tokens import request_tokens
@@ -55,6 +56,8 @@ class Fidelity:
     samples : DataFrame
         One row a sequence: `tokens`, `divergence`, `agreement`, `log_likelihood`, `baseline_log_likelihood`, means
         over its tokens, and `infinite_tokens`.
+    positions : DataFrame
+        See `by_position`; empty but for a text.
     """
 
     divergence: Mean
@@ -65,12 +68,13 @@ class Fidelity:
     sequences: int
     infinite_tokens: int
     samples: pd.DataFrame
+    positions: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def fidelities(
     runner: Runner,
     methods: Mapping[str, Method],
-    texts: Iterable[str],
+    texts: Iterable[Document],
     *,
     tokens: int = 512,
     sequences: int | None = None,
@@ -89,17 +93,25 @@ def fidelities(
     runner = replace(runner, batch_tokens=runner.batch_tokens or most_tokens(model, LOGITS_BYTES))
     rows: dict[str, list[Row]] = {name: [] for name in methods}
     stream = read_sequences(model, runner.tokenizer, texts, tokens, sequences)
-    held = max(most_tokens(model, HELD_BYTES) // tokens, 1)
+    held, edges = max(most_tokens(model, HELD_BYTES) // tokens, 1), position_edges(tokens)
     total = None if sequences is None else sequences * len(methods)
     with tqdm(total=total, desc="fidelity", disable=None) as bar:
         while chunk := list(itertools.islice(stream, held)):
-            for name, found in compare(runner, methods, chunk, after=bar.update).items():
+            for name, found in compare(runner, methods, chunk, edges, bar.update).items():
                 rows[name] += found
-    return {name: summary(pd.DataFrame(each)) for name, each in rows.items()}
+    return {name: _by_position_too(pd.DataFrame(each), edges) for name, each in rows.items()}
+
+
+def _by_position_too(samples: pd.DataFrame, edges: Sequence[int]) -> Fidelity:
+    return replace(summary(without_bins(samples)), positions=by_position(samples, edges))
 
 
 def read_sequences(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], tokens: int, count: int | None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[Document],
+    tokens: int,
+    count: int | None,
 ) -> Iterator[Tokens]:
     """The first `count` (None: all) sequences of `tokens` tokens, BOS included, of texts; SettingError for none."""
     # A sequence that is too short to predict anything tells nothing.
@@ -143,8 +155,8 @@ def summary(samples: pd.DataFrame) -> Fidelity:
     with np.errstate(over="ignore"):  # infinite then
         perplexity, baseline = (float(np.exp(-each)) for each in likelihoods)
     return Fidelity(
-        divergence=_mean(samples["divergence"].to_numpy(dtype=float), 0, math.inf),
-        agreement=_mean(samples["agreement"].to_numpy(dtype=float), 0, 1),
+        divergence=student_mean(samples["divergence"].to_numpy(dtype=float), 0, math.inf),
+        agreement=student_mean(samples["agreement"].to_numpy(dtype=float), 0, 1),
         perplexity=perplexity,
         baseline_perplexity=baseline,
         tokens=int(weights.sum()),
@@ -152,6 +164,29 @@ def summary(samples: pd.DataFrame) -> Fidelity:
         infinite_tokens=int(np.sum(samples.get(INFINITE, 0))),
         samples=samples,
     )
+
+
+def by_position(samples: pd.DataFrame, edges: Sequence[int]) -> pd.DataFrame:
+    """Means over sequences in bins of positions, from one row for each as `compare` gives them with these edges.
+
+    Returns
+    -------
+    DataFrame
+        One row a bin: `start` and `end`, by the number (from 0) of the token that predicts the next one, `end` not in
+        it; `kl` in nats with its 95 % interval over sequences, `low` to `high` (Student's; nan where there is none);
+        `tokens`.
+    """
+    rows = []
+    for start, end in itertools.pairwise(edges):
+        reached = samples[samples["tokens"] > start]
+        if reached.empty:
+            break
+        mean = student_mean(reached[f"{NAMED}{start}"].to_numpy(dtype=float), 0, math.inf)
+        tokens = int((reached["tokens"].clip(upper=end) - start).sum())
+        rows.append(
+            {"start": start, "end": end, "kl": mean.value, "low": mean.low, "high": mean.high, "tokens": tokens}
+        )
+    return pd.DataFrame(rows)
 
 
 def plain(found: Fidelity) -> dict[str, Any]:
@@ -173,7 +208,8 @@ def plain(found: Fidelity) -> dict[str, Any]:
     }
 
 
-def _mean(values: NDArray[np.float64], low: float, high: float) -> Mean:
+def student_mean(values: NDArray[np.float64], low: float, high: float) -> Mean:
+    """The mean of values from `low` to `high`, which its interval keeps to as well."""
     if not np.isfinite(values).all():
         return Mean(float(values.mean()), math.nan, math.nan)
     found = DescrStatsW(values)

@@ -56,9 +56,9 @@ def task_names(choice: str | Iterable[str], included: IncludedTasks = NONE_OWN) 
 def check_text(names: Sequence[str], text: str | None) -> None:
     """Raise SettingError unless text is given where the task `text` is among those to score, and only there."""
     if text is None and TEXT in names:
-        from chai_eval.data.text import ALLOWED
+        from chai_eval.data.text import AS_IT_STANDS
 
-        raise SettingError(f"text: None given with task=text; allowed: {ALLOWED}")
+        raise SettingError(f"text: None given with task=text; allowed: {AS_IT_STANDS}")
     if text is not None and TEXT not in names:
         raise SettingError(f"text: {text!r} given without task=text; allowed: null, or task=text")
 

@@ -29,6 +29,9 @@ FAILURE = "failed.json"
 # Ends the name of a damaged result's folder, with a number after it.
 SET_ASIDE = ".damaged-"
 
+# Folder beside those of models, for what experiments make of results.
+EXPERIMENTS = "experiments"
+
 # Seconds that no clock shows.
 FOREVER = 1e12
 

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from chai_eval.errors import RunError, failure_line
-from chai_eval.store.folder import ATTEMPT, FAILURE, JOURNAL, SET_ASIDE, ResultFolder, is_seconds, read_note
+from chai_eval.store.folder import (
+    ATTEMPT,
+    EXPERIMENTS,
+    FAILURE,
+    JOURNAL,
+    SET_ASIDE,
+    ResultFolder,
+    is_seconds,
+    read_note,
+)
 from chai_eval.store.record import RECORD, look_over, read_record
 
 
@@ -32,8 +41,8 @@ def list_results(results_dir: Path) -> list[Status]:
     """Every result below `results_dir`, sorted by model, task and method."""
     found = []
     for path in sorted(results_dir.glob("*/*/*-*")):
-        if SET_ASIDE not in path.name and path.is_dir() and _is_result(path):
-            model, task, last = path.relative_to(results_dir).parts
+        model, task, last = path.relative_to(results_dir).parts
+        if model != EXPERIMENTS and SET_ASIDE not in last and path.is_dir() and _is_result(path):
             method, _, key = last.rpartition("-")
             state = _state(ResultFolder(results_dir, model, task, method, key))
             found.append(Status(model, task, method, key, *state))

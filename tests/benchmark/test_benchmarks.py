@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from chai_eval.benchmark import all as all_of_them
-from chai_eval.benchmark import attention, command, membership, model
+from chai_eval.benchmark import attention, command, low_rank, membership, model
 from chai_eval.benchmark.attention import LayerTensors, Shape, layer_tensors
+from chai_eval.benchmark.low_rank import LowRankTensors
 from chai_eval.benchmark.records import PUBLISHED, Row, records, rows_of, rows_table
 from chai_eval.benchmark.scoring import TaskFigures
 from chai_eval.measure.figures import Measured
@@ -40,6 +41,21 @@ def test_a_wrong_result_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerTensors, "clustered", lambda each: each.value[:, :, :1])
     with pytest.raises(AssertionError, match="off"):
         layer.check(causal=False)
+
+
+def test_decoding_at_low_rank_is_checked_before_it_is_timed_and_held_against_the_bytes_of_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["--keys", "500", "--dtypes", "float32", "--rank", "32", "--repetitions", "3", "--out", str(tmp_path)]
+    (row,) = low_rank.main(few)
+    assert row.limit == 256 / (32 + 128)
+    assert row.reach == 0.85 * row.limit
+    assert len(row.details["seconds"]["low rank"]) == 3
+    layer = low_rank.low_rank_tensors(low_rank.Shape(50, 64, "bfloat16", "cpu"), seed=0)
+    layer.check()
+    monkeypatch.setattr(LowRankTensors, "reduced", LowRankTensors.plain)  # whole keys are not what is cached
+    with pytest.raises(AssertionError, match="off"):
+        layer.check()
 
 
 def test_the_cache_of_the_papers_model_is_what_the_formula_says(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,11 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
+from sklearn.cluster import AgglomerativeClustering
+from sklearn.metrics.pairwise import cosine_distances
 
 from chai_eval.analyse import analyse, main
 from chai_eval.attention.membership import membership_of
 from chai_eval.attention.probe import probe_features
-from chai_eval.calibration.analysis import correlation_and_error, follow_membership
+from chai_eval.attention.shape import attention_shape
+from chai_eval.calibration.analysis import cluster_table, correlation_and_error, follow_membership
+from chai_eval.calibration.drift import EVERY_LAYER, drift_table, follow_windows, window_ends
 from chai_eval.calibration.settings import AnalysisSettings
 from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.cli.overrides import composed
@@ -55,6 +61,20 @@ def test_membership_is_followed_probe_by_probe() -> None:
                 assert torch.equal(found[layer][row, probe - 1], lowest)
 
 
+def test_clusters_of_a_prompt_have_each_head_once_below_their_lowest() -> None:
+    model, tokens = llama(), torch.stack(requests([12, 12]))
+    found = follow_membership(model, [tokens], [3] * LAYERS, longest=8)
+    table = cluster_table(found, probe_tokens=5)
+    assert table["clusters"].tolist() == [3] * LAYERS
+    for layer, text in zip(table["layer"], table["heads"], strict=True):
+        heads = [tuple(map(int, each.split())) for each in text.split(" · ")]
+        assert sorted(head for each in heads for head in each) == list(range(HEADS))
+        assert heads == sorted(heads)
+        block = torch.from_numpy(attention_of(model, tokens[0])[layer][None, :, :5, :5])
+        labels = membership_of(probe_features(block), 3).cluster[0]
+        assert set(heads) == {tuple(torch.nonzero(labels == cluster).flatten().tolist()) for cluster in labels.unique()}
+
+
 def small_asked(tmp_path: Path) -> list[str]:
     text = tmp_path / "text.txt"
     text.write_text("some words that mean little, again and again\n" * 40)
@@ -93,3 +113,64 @@ def test_data_and_figures_are_written(tmp_path: Path) -> None:
     last = tables["membership_changes"].query("probe_tokens == 8")
     assert (last["unlike_longest"] == 0).all()
     assert json.loads((folder / "analysis.json").read_text())["clusters"] == [3, 3, 8, 5]
+
+
+def clusters_of(rows: np.ndarray, count: int) -> np.ndarray:
+    """Scikit-learn's average linkage of heads `[heads, n]` by their cosine distances."""
+    linkage = AgglomerativeClustering(n_clusters=count, metric="precomputed", linkage="average")
+    return linkage.fit_predict(cosine_distances(rows))
+
+
+def rand_index(one: np.ndarray, other: np.ndarray) -> float:
+    """Adjusted for chance, by counting pairs of heads."""
+    counted = {(True, True): 0, (True, False): 0, (False, True): 0, (False, False): 0}
+    for first, second in itertools.combinations(range(len(one)), 2):
+        counted[bool(one[first] == one[second]), bool(other[first] == other[second])] += 1
+    (both, only_one), (only_other, neither) = ((counted[same, True], counted[same, False]) for same in (True, False))
+    apart = (both + only_one) * (only_one + neither) + (both + only_other) * (only_other + neither)
+    return 1.0 if apart == 0 else 2 * (both * neither - only_one * only_other) / apart
+
+
+def test_agreement_of_later_windows_equals_that_of_pairs_of_heads_clustered_one_window_at_a_time() -> None:
+    model, tokens, counts, probe, window = llama(), torch.stack(requests([40, 40, 40])), [3, HEADS, 4], 5, 4
+    ends = window_ends(40, probe, window)
+    assert ends == [16, 32, 40]
+    followed = follow_windows(model, tokens.split(2), counts, probe, window, ends)
+    table = drift_table(followed, counts, ends, attention_shape(model)).set_index(["layer", "against", "end"])
+    each = [attention_of(model, ids) for ids in tokens]
+    by_text: dict[tuple[str, int], list[list[float]]] = {}
+    for layer in (0, 2):
+        for end in ends:
+            found: dict[str, list[float]] = {"probe": [], "before": []}
+            for seen in each:
+                first = clusters_of(seen[layer][:, :probe, :probe].reshape(HEADS, -1), counts[layer])
+                here, before = (
+                    clusters_of(seen[layer][:, last - window : last].reshape(HEADS, -1), counts[layer])
+                    for last in (end, end - window)
+                )
+                found["probe"].append(rand_index(first, here))
+                found["before"].append(rand_index(before, here))
+            for against, expected in found.items():
+                assert table.loc[(layer, against, end), "agreement"] == pytest.approx(np.mean(expected))
+                by_text.setdefault((against, end), []).append(expected)
+    for (against, end), values in by_text.items():
+        line, over_layers = table.loc[(EVERY_LAYER, against, end)], np.mean(values, axis=0)
+        low, high = stats.t.interval(0.95, 2, over_layers.mean(), stats.sem(over_layers))
+        assert line[["agreement", "low", "high"]].tolist() == pytest.approx(
+            [over_layers.mean(), max(low, -1), min(high, 1)]
+        )
+    assert 1 not in table.index.get_level_values("layer")
+
+
+def test_drift_is_written_where_it_is_asked_for_and_nothing_of_it_is_left_otherwise(tmp_path: Path) -> None:
+    asked = [*small_asked(tmp_path), "figures=false"]
+    folder = analyse(read(AnalysisSettings, composed("analyse", [*asked, "drift=true"])), "command")
+    table = pd.read_parquet(folder / "cluster_drift.parquet")
+    assert set(table["end"]) == {16, 24}
+    assert set(table["layer"]) == {EVERY_LAYER, 0, 1, 3}
+    described = json.loads((folder / "analysis.json").read_text())["drift"]
+    assert [each["agreement"] for each in described] == table.query("layer == -1")["agreement"].tolist()
+    analyse(read(AnalysisSettings, composed("analyse", asked)), "command")
+    assert not list(folder.glob("cluster_drift.*"))
+    with pytest.raises(SettingError, match=r"^window: 10 given with tokens=24 and probe_tokens=5; allowed: 1 to 9$"):
+        analyse(read(AnalysisSettings, composed("analyse", [*asked, "drift=true", "window=10"])), "command")

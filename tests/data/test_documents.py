@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from chai_eval.cli import main
-from chai_eval.data.documents import calibration_passages, local_documents
+from chai_eval.data.documents import calibration_passages, conversations, local_documents
 from chai_eval.errors import SettingError
 from chai_eval.scoring.tasks import load_task
 from chai_eval.settings import TaskSettings
@@ -66,6 +66,21 @@ def test_calibration_passages_are_distinct_running_text_in_a_fixed_order() -> No
     assert len(passages) == len(set(passages)) > 1000
     assert sum(len(passage.split()) for passage in passages) > 100_000
     assert not any(text.startswith(("Title:", "Background:")) or "\nAnswer:" in text for text in passages)
+
+
+@pytest.mark.assets
+def test_conversations_ask_what_the_tasks_ask_and_answer_what_lm_eval_holds_right() -> None:
+    talks = list(conversations())
+    start = 0
+    for name in ("piqa", "arc_easy", "arc_challenge", "boolq"):
+        task = load_task(name)
+        rows = list(task.eval_docs)
+        for row, (user, assistant) in zip(rows[:50], talks[start:], strict=False):
+            assert (user["role"], assistant["role"]) == ("user", "assistant")
+            assert row["goal" if name == "piqa" else "question"] in user["content"]
+            assert assistant["content"].lower() == task.doc_to_choice(row)[task.doc_to_target(row)].lower()
+        start += len(rows)
+    assert start == len(talks)
 
 
 def write(folder: Path, suffix: str, rows: list[dict[str, object]]) -> None:

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from jinja2 import Environment
 
+from chai_eval.data import korean
 from chai_eval.data.text import batches, cut, open_text, text_documents
 from chai_eval.errors import RunError, SettingError
 from chai_eval.models.builtin import byte_tokenizer
@@ -16,8 +22,8 @@ def written(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
-def documents(text: str, seed: int = 0) -> list[str]:
-    return list(open_text(text, seed).documents)
+def documents(text: str, seed: int | None = 0) -> list[str]:
+    return [each for each in open_text(text, seed).documents if isinstance(each, str)]
 
 
 def test_json_lines_are_documents(tmp_path: Path) -> None:
@@ -63,6 +69,83 @@ def test_text_shorter_than_one_sample_is_one_sample() -> None:
 def test_samples_without_room_for_text_are_refused_rather_than_cut_for_ever(tokens: int) -> None:
     with pytest.raises(SettingError, match=f"^tokens: {tokens} given; allowed: a whole number from 2 up$"):
         next(cut(["ab"], byte_tokenizer(), tokens))
+
+
+TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+
+
+def test_a_conversation_is_read_as_the_chat_template_of_the_model_writes_it() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
+    (only,) = cut([TALK, "text"], tokenizer, 60)
+    assert tokenizer.decode(only, skip_special_tokens=True) == "user: Why?\nassistant: So.\ntext"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "text: a conversation given, and the tokenizer has no chat template; allowed: a model whose"),
+        ("{{ raise_exception('no users') }}", "text: the chat template takes no conversation ("),
+        ({"other": "a"}, "text: the chat template takes no conversation ("),
+    ],
+)
+def test_a_conversation_without_a_template_that_takes_it_is_refused_on_one_line(template: object, said: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(SettingError) as caught:
+        next(cut([TALK], tokenizer, 60))
+    assert str(caught.value).startswith(said)
+    assert "; allowed: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_standard_library_is_pythons_own_sources_in_one_order_and_whole() -> None:
+    found = documents("stdlib", None)
+    assert found == documents("stdlib", None)
+    lines = inspect.getsource(argparse).splitlines()
+    start = next(at for at, each in enumerate(found) if lines[0] in each and lines[4] in each)
+    several = "\n".join(found[start : start + 200]).splitlines()
+    written = [line for line in lines if line.strip()]
+    assert [line for line in several if line.strip()][: len(written)] == written
+    assert max(map(len, found[start : start + 20])) < 10_000 < sum(map(len, found[start : start + 20]))
+    assert f"Python {sysconfig.get_python_version()}" in open_text("stdlib", None).name
+
+
+def test_korean_text_is_every_example_of_lm_evals_task_as_its_prompt_shows_it() -> None:
+    found = documents("kmmlu", None)
+    assert found == documents("kmmlu", None)
+    assert len(found) == len(set(found)) > 200
+    hangul = [sum("가" <= letter <= "힣" for letter in each) for each in found]
+    assert sum(hangul) > 50_000
+    task = yaml.safe_load((korean.FOLDER / "kmmlu_cot_hard_law.yaml").read_text(encoding="utf-8"))
+    shown = Environment().from_string(task["doc_to_text"].partition("정답:")[0] + "정답: {{target}}")
+    assert {shown.render(example) for example in task["fewshot_config"]["samples"]} < set(found)
+
+
+def test_an_lm_eval_without_the_task_or_with_another_form_of_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(korean, "FOLDER", tmp_path)
+    with pytest.raises(SettingError, match="^text: kmmlu has no text in it; allowed: "):
+        open_text("kmmlu", 0)
+    (tmp_path / "kmmlu_law.yaml").write_text("task: law")
+    with pytest.raises(RunError, match=r"^text: .*kmmlu_law\.yaml can't be read \(KeyError"):
+        open_text("kmmlu", 0)
+
+
+def test_a_python_without_sources_has_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    for folder in ("test", "site-packages", "encodings"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.py").write_text("left out")
+    (tmp_path / "_sysconfigdata_of_this_build.py").write_text("left out")
+    with pytest.raises(SettingError, match="^text: stdlib has no text in it; allowed: "):
+        open_text("stdlib", 0)
+    (tmp_path / "module.py").write_text("kept\n")
+    assert documents("stdlib") == ["kept"]
+    (tmp_path / "module.py").write_bytes(b"# caf\xe9")
+    with pytest.raises(RunError, match=r"^text: .*module\.py can't be read \("):
+        open_text("stdlib", 0)
 
 
 def test_batches_keep_the_order() -> None:

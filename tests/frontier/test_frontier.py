@@ -55,6 +55,11 @@ def test_a_frontier_has_every_method_that_saves_and_says_which_is_best(
     alone = fidelities(Runner(model, tokenizer), {"": method}, own.documents, tokens=24, sequences=6)[""]
     assert found["kl"].iloc[1] == pytest.approx(alone.divergence.value, rel=1e-4)
     assert found["kl_high"].iloc[1] == pytest.approx(alone.divergence.high, rel=1e-4)
+    by_bin = pd.read_csv(folder / "positions.csv")
+    assert (by_bin.groupby("point")["tokens"].sum() == frame.set_index("point")["tokens"]).all()
+    of_point = by_bin[by_bin["point"] == found["point"].iloc[1]].drop(columns=["method", "point"])
+    pd.testing.assert_frame_equal(of_point.reset_index(drop=True), alone.positions, rtol=1e-4)
+    assert "python -m chai_eval frontier" in (folder / "positions.svg").read_text()
     for each in frame.to_dict("records"):  # dominated, by going over all pairs
         better = [
             other
@@ -89,7 +94,8 @@ def test_a_frontier_that_was_killed_goes_on_to_the_same_files(
     assert not (tmp_path / "again" / "frontier.csv").exists()
     folder = command.frontier(again, "command")
     assert len(calls) == 4  # the first part was not compared anew
-    for name in ("frontier.csv", "frontier.md", "samples.parquet", "frontier.svg", "frontier.png"):
+    figures = ("frontier.svg", "frontier.png", "positions.svg", "positions.png")
+    for name in ("frontier.csv", "frontier.md", "samples.parquet", "positions.csv", *figures):
         assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
 
 

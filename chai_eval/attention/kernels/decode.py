@@ -38,7 +38,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
     """
     count, queries, membership, slot = query.shape[0], query.shape[2], shared.membership, shared.slot
     keys = view.rows.key_columns(first + queries)
-    if not _reads_whole(key, value):
+    if not reads_whole(key, value):
         key, value = key[:, :, :keys], value[:, :, :keys]
     room = value.shape[2]
     query = query * view.scaling
@@ -91,7 +91,7 @@ def _by_slot(product: Callable[[Tensor, Tensor], Tensor], asking: Tensor, kept: 
     return every.view(-1, queries, every.shape[-1]).index_select(0, where.flatten()).view(*asking.shape[:3], -1)
 
 
-def _reads_whole(key: Tensor, value: Tensor) -> bool:
+def reads_whole(key: Tensor, value: Tensor) -> bool:
     """Whether buffers are better read with their free room than through a view of what is in use.
 
     PyTorch's product of low precision on a CPU copies a view before it reads it. Free room holds zeros.
@@ -134,6 +134,7 @@ def with_values(probabilities: Tensor, value: Tensor) -> Tensor:
     if multiplies(value.dtype, value.device):
         return torch.bmm(probabilities, value)
     out = torch.zeros(*probabilities.shape[:2], value.shape[2], dtype=torch.float32, device=value.device)
+    probabilities = probabilities.float()
     for some, part, piece in _pieces(value):
         out[some] += torch.bmm(probabilities[some, :, part], piece)
     return out

@@ -1,0 +1,1 @@
+"""One page that stands by itself: figures, and the HTML around them."""
