@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,15 +12,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "build_method", "load_model"]
 
+# Imported on first use, so that `attention/` and `measure/` run where only torch and transformers are installed.
+_LATER = {"build_method": "chai_eval.methods", "load_model": "chai_eval.models"}
+
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use, so that `attention/` and `measure/` run where only torch and transformers are installed.
-    if name == "load_model":
-        from chai_eval.models import load_model
-
-        return load_model
-    if name == "build_method":
-        from chai_eval.methods import build_method
-
-        return build_method
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,8 +28,8 @@ from chai_eval.calibration.settings import AnalysisSettings, check_tokens
 from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.checksum import write_document
 from chai_eval.data.text import Text, batches, cut, open_text
-from chai_eval.errors import RunError, SettingError
-from chai_eval.files import write_whole
+from chai_eval.errors import SettingError
+from chai_eval.files import disk_errors, write_whole
 from chai_eval.methods import build_method
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import fingerprint, load
@@ -87,10 +87,7 @@ def sample_batches(
 ) -> list[Tensor]:
     """Samples of a text in batches `[samples, tokens]`, few enough to be held: every pass reads the same.
 
-    Raises
-    ------
-    SettingError
-        Text that is empty, samples longer than the model reads.
+    SettingError for text that is empty, samples longer than the model reads.
     """
     check_tokens(settings.tokens, model)
     samples = list(embedded(model, tokenizer, cut(text.documents, tokenizer, settings.tokens), settings.samples))
@@ -100,7 +97,7 @@ def sample_batches(
 
 
 def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, Any], figures: bool) -> None:
-    try:
+    with disk_errors(f"out: {folder} can't be written"):
         for earlier in folder.glob("cluster_drift.*"):
             earlier.unlink()
         for name, table in tables.items():
@@ -109,8 +106,6 @@ def _write(folder: Path, tables: dict[str, pd.DataFrame], described: dict[str, A
         if figures:
             draw_all(tables, folder)
         write_document(folder / "analysis.json", described, files=None)
-    except OSError as error:
-        raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
 
 
 def main(settings: AnalysisSettings, command: str) -> None:

@@ -86,7 +86,15 @@ def calibrate(settings: CalibrationSettings, command: str) -> Path:
     measured, samples = first[:measured_on], itertools.chain(first, samples)
     made_for = {"name": settings.model.name, **identity(model), "fingerprint": weights}
     made_for["revision"] = settings.model.revision
-    made_how = {"text": text.name, **_provenance(settings, len(measured), command)}
+    made_how = {
+        "text": text.name,
+        "sensitivity_samples": len(measured),
+        "seed": settings.seed,
+        "settings": settings.as_config(),
+        "versions": versions(),
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     found = serving = None
     with held_for_calibration(folder):
         progress = folder / f".progress-{_progress_key(settings, weights)}"
@@ -142,10 +150,7 @@ def _write_moments(
 
 @contextmanager
 def held_for_calibration(folder: Path) -> Iterator[None]:
-    """Keep other processes from calibrating into a folder while the context lasts.
-
-    RunError where one is at it, or the folder can't be written.
-    """
+    """Keep other processes from calibrating into a folder; RunError where one does, or it can't be written."""
 
     def taken() -> None:
         raise RunError(f"out: another process is calibrating into {folder}")
@@ -178,17 +183,6 @@ def _tensors(
             for layer, weights in enumerate(getattr(found.predictors, name).detach().half().cpu()):
                 tensors[f"predictor.{layer}.{name}"] = weights
     return tensors
-
-
-def _provenance(settings: CalibrationSettings, measured: int, command: str) -> dict[str, Any]:
-    return {
-        "sensitivity_samples": measured,
-        "seed": settings.seed,
-        "settings": settings.as_config(),
-        "versions": versions(),
-        "command": command,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _say_what_there_was(found: Collected, settings: CalibrationSettings) -> None:

@@ -43,8 +43,8 @@ from transformers import PreTrainedModel
 
 from chai_eval.checksum import DamagedError, Document, read_document, say_unchecked, write_document
 from chai_eval.data.assets import cache_dir
-from chai_eval.errors import RunError, SettingError
-from chai_eval.files import write_whole
+from chai_eval.errors import SettingError
+from chai_eval.files import disk_errors, write_whole
 from chai_eval.models.fingerprint import identity
 from chai_eval.resources import conf_dir
 
@@ -66,12 +66,10 @@ def write_calibration(
     full disk, or a folder that can't be written.
     """
     saved, name = save({name: each.contiguous() for name, each in tensors.items()}), f"{stem}.safetensors"
-    try:
+    with disk_errors(f"out: {folder} can't be written"):
         write_whole(folder / name, saved)
         described = {"layout": LAYOUT, **description}
         write_document(folder / f"{stem}.json", described, {name: hashlib.sha256(saved).hexdigest()})
-    except OSError as error:
-        raise RunError(f"out: {folder} can't be written ({error.strerror or error})") from error
 
 
 def runs(counts: Sequence[int]) -> list[list[int]]:
@@ -162,10 +160,7 @@ def _roots() -> list[Path]:
 
 
 def calibrated_presets() -> dict[str, list[list[int]]]:
-    """Run-length lists of calibrations, as `<model>-balanced` and the like; a user's own go before those we ship.
-
-    Damaged calibrations are left out.
-    """
+    """Run-length lists of undamaged calibrations, as `<model>-balanced`; a user's own go before those we ship."""
     found: dict[str, list[list[int]]] = {}
     for root in reversed(_roots()):
         for file in sorted(root.glob(f"*/{DESCRIPTION}")):
@@ -176,10 +171,7 @@ def calibrated_presets() -> dict[str, list[list[int]]]:
 
 
 def check_description(model: str, setting: str) -> None:
-    """Refuse a damaged description of a model's calibration, if it has one: another one would give other counts.
-
-    Raises SettingError.
-    """
+    """Refuse (SettingError) a damaged description of a model's calibration, if any: another would give other counts."""
     files = (file for root in _roots() for file in root.glob(f"*/{DESCRIPTION}") if file.parent.name == model)
     if file := next(files, None):
         _read_description(file, setting)

@@ -97,10 +97,7 @@ class Point:
 
 
 def parse_measure(values: Mapping[str, Any]) -> MeasureSettings | None:
-    """Settings from a file of `conf/measure` with the user's changes; None for `off`.
-
-    SettingError for a setting that is unknown or has a wrong value.
-    """
+    """Settings from a file of `conf/measure` with the user's changes, None for `off`; SettingError for a wrong one."""
     given = dict(values)
     kind = given.pop("name", "off")
     if kind not in KINDS:

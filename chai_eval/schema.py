@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
@@ -80,10 +80,7 @@ def group(read_values: Callable[[Mapping[str, Any]], Any]) -> BeforeValidator:
 
 
 def read(kind: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
-    """Make settings of values under the names that users type, after a prefix such as `model.`.
-
-    SettingError for the first setting that is unknown, missing or has a wrong value.
-    """
+    """Settings of values by the names users type, after a prefix (`model.`); SettingError for the first mistake."""
     known = [name for name, _, _ in _fields(kind, flat=True)]
     for name in values:
         if name not in known:
@@ -106,25 +103,22 @@ def defaults(kind: type[Any]) -> dict[str, Any]:
     return {name: default for name, (default, _) in entries(kind).items()}
 
 
-def record(settings: Any) -> dict[str, Any]:
-    """Settings as plain JSON values under the names that users type, as records keep them."""
-    found: dict[str, Any] = {}
-    for typed, name, info in _fields(type(settings)):
-        value = getattr(settings, name)
-        if _flat(info) is not None:
-            found |= value.as_config()
-        else:
-            found[typed] = value.as_config() if hasattr(value, "as_config") else to_jsonable_python(value)
-    return found
-
-
 @dataclass(frozen=True, config=SETTINGS)
 class Recorded:
-    """Settings that records keep."""
+    """Settings that records keep, but for those `left_out`."""
+
+    left_out: ClassVar[tuple[str, ...]] = ()
 
     def as_config(self) -> dict[str, Any]:
         """As plain JSON values under the names that users type."""
-        return record(self)
+        found: dict[str, Any] = {}
+        for typed, name, info in _fields(type(self)):
+            value = getattr(self, name)
+            if _flat(info) is not None:
+                found |= value.as_config()
+            elif name not in self.left_out:
+                found[typed] = value.as_config() if hasattr(value, "as_config") else to_jsonable_python(value)
+        return found
 
 
 def _made(kind: type[S], values: Mapping[str, Any], prefix: str) -> S:

@@ -129,6 +129,8 @@ def _method(values: Mapping[str, Any]) -> MethodSettings:
 class Settings(Recorded):
     """Everything that a run is told."""
 
+    left_out = ("debug",)
+
     model: Annotated[ModelSettings, group(parse_model)]
     method: Annotated[MethodSettings, group(_method)]
     task: TaskSettings = TaskSettings()
@@ -154,7 +156,3 @@ class Settings(Recorded):
     def baseline(self) -> Settings:
         """The same run under plain multi-head attention."""
         return replace(self, method=MethodSettings("mha"))
-
-    def as_config(self) -> dict[str, Any]:
-        """The resolved configuration as plain JSON values, as records keep it."""
-        return {name: value for name, value in super().as_config().items() if name != "debug"}

@@ -25,10 +25,7 @@ def main(given: Sequence[str] | None = None) -> str:
 
 
 def side_by_side(found: Sequence[Mapping[str, Any]]) -> str:
-    """Rows that have a promise or a limit, a column for each machine, as Markdown.
-
-    Where a machine timed the same twice, the later counts.
-    """
+    """Rows that have a promise or a limit as Markdown, a column for each machine; the later of what it timed twice."""
     # When it was finished, and the row: by what was timed, and on which machine.
     reached: dict[tuple[str, str, str], dict[str, tuple[str, Row]]] = {}
     for record in found:

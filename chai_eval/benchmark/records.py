@@ -131,10 +131,7 @@ def provenance() -> dict[str, Any]:
 
 
 def records(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """What benchmarks wrote, in their order; of one benchmark what lies in folders below comes later.
-
-    RunError for a damaged one.
-    """
+    """What benchmarks wrote, in their order, of each those in folders below later; RunError for a damaged one."""
 
     def place(file: Path) -> tuple[int, int, str]:
         return WITH_ROWS.index(_benchmark(file)), len(file.parts), file.as_posix()

@@ -27,14 +27,9 @@ CHAI, OUTPUT_AWARE = "static_membership", "output_aware"
 class Candidates:
     """What can be chosen of a kind of membership; at k - 1 in the second dimension stands what k clusters give.
 
-    Attributes
-    ----------
-    divergence : Tensor [layers, heads], float64
-        KL divergence predicted where one layer alone is clustered, in nats per token.
-    kept : Tensor [layers, heads], float64
-        K heads that are kept.
-    membership : Tensor [layers, heads, heads], int64
-        For each head the head that stands for its cluster.
+    The KL divergence, `[layers, heads]`, is predicted where one layer alone is clustered, in nats per token; `kept` are
+    the K heads that are, `[layers, heads]`; membership, `[layers, heads, heads]`, is for each head the head that stands
+    for its cluster.
     """
 
     divergence: Tensor
@@ -44,17 +39,9 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen of a kind of membership under a preset.
+    """What is chosen of a kind of membership under a preset: clusters of each layer, and membership `[layers, heads]`.
 
-    Attributes
-    ----------
-    counts : list of int
-        Clusters of each layer.
-    saving : float
-        Share of the K,V cache.
-    divergence : float
-        KL divergence predicted, in nats per token: what single layers give, added up.
-    membership : Tensor [layers, heads], int64
+    The saving is a share of the K,V cache; the KL divergence, in nats per token, what single layers give, added up.
     """
 
     counts: list[int]

@@ -17,16 +17,10 @@ from chai_eval.attention.probe import repeat_heads
 
 
 class Seen(NamedTuple):
-    """One attention layer in a pass under plain attention, over rows without padding.
+    """One attention layer in a pass under plain attention, over rows without padding, and the call that it was.
 
-    Attributes
-    ----------
-    call : AttentionCall
-        The layer, its scaling and how far it looks back.
-    hidden : Tensor [rows, length, hidden]
-        What goes into the layer.
-    query, output : Tensor [rows, heads, length, head_dim]
-    key, value : Tensor [rows, kv_heads, length, head_dim]
+    `hidden`, `[rows, length, hidden]`, is what goes into the layer. Queries and output are `[rows, heads, length,
+    head_dim]`, keys and values `[rows, kv_heads, length, head_dim]`.
     """
 
     call: AttentionCall

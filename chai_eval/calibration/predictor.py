@@ -44,15 +44,10 @@ class HeadOutputs:
 
 
 class Predictors:
-    """One predictor a layer, trained together.
+    """One predictor a layer, `down` `[layers, width, hidden]` and `up` `[layers, heads, width]`, trained together.
 
     Layer l's predictor is fed the input of attention in layer l - 1, so that it can be asked while the layer before is
     still at work.
-
-    Attributes
-    ----------
-    down : Tensor [layers, width, hidden]
-    up : Tensor [layers, heads, width]
     """
 
     def __init__(self, layers: int, heads: int, hidden: int, seed: int, device: torch.device) -> None:

@@ -40,12 +40,8 @@ Draw = Callable[[Tensor], Tensor]
 class Sensitivity(NamedTuple):
     """KL divergence of next-token distributions from plain attention's when one layer alone is clustered, predicted.
 
-    Attributes
-    ----------
-    divergence : Tensor [2, layers, heads], float64
-        Under CHAI, and under the fixed memberships, with k clusters in column k - 1: mean over tokens, in nats.
-    moments : HeadMoments
-        Of the same pass: what storing keys and values in fewer numbers costs.
+    It is `[2, layers, heads]`, float64: under CHAI, and under the fixed memberships, with k clusters in column k - 1,
+    mean over tokens, in nats. The moments, of the same pass, tell what storing keys and values in fewer numbers costs.
     """
 
     divergence: Tensor

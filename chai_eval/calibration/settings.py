@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from chai_eval.errors import SettingError
-from chai_eval.schema import SETTINGS, TEXTS, Count, Flag, Folder, Text, Whole, group, record, setting
+from chai_eval.schema import SETTINGS, TEXTS, Count, Flag, Folder, Recorded, Text, Whole, group, setting
 from chai_eval.settings import ModelSettings, parse_model
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ def _counts(given: Any) -> Any:
 
 
 @dataclass(frozen=True, config=SETTINGS)
-class OfflineSettings:
+class OfflineSettings(Recorded):
     """What calibration and analysis are both told."""
+
+    left_out = ("model", "debug", "out")
 
     model: Annotated[ModelSettings, group(parse_model)]
     text: Text = setting("auto", TEXTS)
@@ -54,10 +56,6 @@ class OfflineSettings:
         None, "folder to write to; null for the user's cache, where methods find it by the model's name"
     )
     debug: Flag = setting(False, "true shows the traceback of an unexpected error")
-
-    def as_config(self) -> dict[str, Any]:
-        """All settings that can change a figure, but the model's, as plain JSON values."""
-        return {name: value for name, value in record(self).items() if name not in ("model", "debug", "out")}
 
 
 @dataclass(frozen=True, config=SETTINGS)

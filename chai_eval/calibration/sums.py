@@ -36,18 +36,9 @@ class ErrorCurves:
 class BatchStatistics:
     """What a batch of samples tells about every layer, as a watcher for `observe`.
 
-    Attributes
-    ----------
-    factors : sequence of Tensor [heads, head_dim, head_dim]
-        See `output_projection.output_factors`.
-    queries : Tensor [n], int64
-        Columns whose queries are taken for the costs; keys are all before them.
-    probe_tokens : int
-    curves : ErrorCurves or None
-        None leaves out what only these need.
-    found : dict
-        By name and layer, each with samples as the first dimension: what `HeadStatistics` sums, and `products` of the
-        features that the curves are computed from.
+    Costs are taken by `output_projection.output_factors` over the queries in some columns `[n]`; keys are all before
+    them. What is found, by name and layer, each with samples as the first dimension, is what `HeadStatistics` sums, and
+    `products` of the features that the curves are computed from; None for curves leaves out what only these need.
     """
 
     factors: Sequence[Tensor]
@@ -76,16 +67,12 @@ class BatchStatistics:
 class HeadStatistics:
     """Means over samples of what each layer shows, kept as sums in float64 on the CPU.
 
-    `distance_last_row`, `distance_probe` : [layers, heads, heads]
-        Cosine distances of heads by the last token's attention, and by that of the probe.
-    `output_cost` : [layers, heads, heads]
-        See `serving_costs`.
-    `importance` : [layers, heads]
-        Mean squared norm of what each head adds to the layer's output.
-    `kept` : [layers, heads]
-        Column k - 1: K heads that CHAI's representatives (the lowest heads) need; k itself unless heads share them.
-    `error` : [layers, heads]
-        See `ErrorCurves`; only where they were asked for.
+    - `distance_last_row`, `distance_probe`: [layers, heads, heads], cosine distances of heads by the last token's
+      attention, and by that of the probe
+    - `output_cost`, `importance`: [layers, heads, heads] and [layers, heads], see `serving_costs`
+    - `kept`: [layers, heads], in column k - 1 the K heads that CHAI's representatives (the lowest heads) need; k itself
+      unless heads share them
+    - `error`: [layers, heads], see `ErrorCurves`; only where they were asked for
     """
 
     def __init__(self, sums: Mapping[str, Tensor] | None = None) -> None:

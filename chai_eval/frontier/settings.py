@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from chai_eval.schema import SETTINGS, TEXTS, Count, Flag, Folder, Text, Whole, group, record, setting
+from chai_eval.schema import SETTINGS, TEXTS, Count, Flag, Folder, Recorded, Text, Whole, group, setting
 from chai_eval.settings import ModelSettings, parse_model
 
 Share = Annotated[float, Field(strict=True, gt=0, lt=1)]
 
 
 @dataclass(frozen=True, config=SETTINGS)
-class FrontierSettings:
+class FrontierSettings(Recorded):
     """Everything that a frontier is told."""
+
+    left_out = ("model", "debug", "out", "figures")
 
     model: Annotated[ModelSettings, group(parse_model)]
     calibrated: Text = setting(
@@ -37,7 +39,3 @@ class FrontierSettings:
     )
     out: Folder | None = setting(None, "folder to write to; null for results/frontier/<model>-<text>-<tokens>")
     debug: Flag = setting(False, "true shows the traceback of an unexpected error")
-
-    def as_config(self) -> dict[str, Any]:
-        """All settings that can change a figure, but the model's, as plain JSON values."""
-        return {name: value for name, value in record(self).items() if name not in ("model", "debug", "out", "figures")}

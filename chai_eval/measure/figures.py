@@ -36,18 +36,10 @@ class Limit:
 class Figures:
     """What a contender gave at a point; None where it was not measured or does not exist.
 
-    Attributes
-    ----------
-    ttft, tpot
-        Time to first token, over generations, and time per output token, over tokens; seconds.
-    prefill_tokens_per_second, tokens_per_second
-        Of the prefill, and of decoding, all requests together.
-    clustering_share
-        Of the time to first token, that which goes into finding memberships.
-    times_as_fast_as
-        By rival, then by `ttft` and `tpot`.
-    limit
-        By `ttft` and `tpot`; empty for a method whose saving is only simulated.
+    `ttft` is the time to first token, over generations, `tpot` that per output token, over tokens, in seconds. Tokens
+    per second are those of the prefill, and of decoding, all requests together. `clustering_share` is that part of the
+    time to first token which goes into finding memberships. `times_as_fast_as` is by rival, then by `ttft` and `tpot`;
+    `limit` by these, and empty for a method whose saving is only simulated.
     """
 
     ttft: Quantiles | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from chai_eval.attention.passes import CACHE_NAMES
+from chai_eval.attention.passes import cache_in
 from chai_eval.measure.clock import Clock
 from chai_eval.measure_settings import Point
 
@@ -31,8 +31,7 @@ class Generation:
         """A forward pass: the whole prompt at once, to the first token; then one more token each."""
         tokens = self.new[-1] if self.new else self.prompt
         out = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **self.past)
-        name = next(name for name in CACHE_NAMES if name in out)
-        self.past = {name: out[name]}
+        self.past = cache_in(out)
         self.new.append(out.logits[:, -1].argmax(-1, keepdim=True))
 
 

@@ -26,18 +26,12 @@ from chai_eval.methods.base import LayerFootprint, plain_footprint
 class CacheSize:
     """What a cache holds, in bytes: a "full cache" every head's keys and values, a "clustered" one fewer.
 
-    Attributes
-    ----------
-    allocated_bytes
-        Storage of keys and values, room to grow included.
-    formula_bytes
-        L (H + G) d_h elements a layer: K of the key heads that representatives read, V of all, of real tokens.
-    logical_bytes
-        Elements of real tokens and kept heads that the cache says it has.
-    full_bytes
-        Every head's keys and values of as many tokens: 2 L H_kv d_h elements a layer.
-    projection_bytes
-        Weights of the kept heads' projections, gathered once for these requests and held beside the cache.
+    - `allocated_bytes`: storage of keys and values, room to grow included
+    - `formula_bytes`: L (H + G) d_h elements a layer, K of the key heads that representatives read, V of all, of real
+      tokens
+    - `logical_bytes`: elements of real tokens and kept heads that the cache says it has
+    - `full_bytes`: every head's keys and values of as many tokens, 2 L H_kv d_h elements a layer
+    - `projection_bytes`: weights of the kept heads' projections, gathered once for these requests and held beside it
     """
 
     kind: str
@@ -71,16 +65,9 @@ class PhaseMemory:
 class Memory:
     """Memory of one generation; `decode` is None where the prefill gives the only token.
 
-    Attributes
-    ----------
-    before_bytes
-        In use before the prefill.
-    paths
-        How often clustered layers projected all heads, or only representatives, by the path's name.
-    kind, peak_reset
-        Which peaks were taken, and whether the system let them be reset for each phase.
-    fresh_process
-        The same generation in a process that has done nothing else.
+    `before_bytes` are in use before the prefill; `paths` says how often clustered layers projected all heads, or only
+    representatives, by the path's name; `kind` and `peak_reset` which peaks were taken, and whether the system let them
+    be reset for each phase; `fresh_process` is the same generation in a process that has done nothing else.
     """
 
     prefill: PhaseMemory

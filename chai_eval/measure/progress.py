@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chai_eval.checksum import DamagedError, read_document, write_document
-from chai_eval.errors import RunError
+from chai_eval.files import disk_errors
 from chai_eval.measure.serialise import from_json, to_json
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,7 @@ class Progress:
         self.folder, self.asked = folder, json.loads(json.dumps(asked or {}, default=str))
 
     def part(self, name: str, kind: type[T], measure: Callable[[], T]) -> T:
-        """A part of a kind that was written before under a name, or else what `measure` gives, written.
-
-        RunError where it can't be.
-        """
+        """A part written before under a name, or else what `measure` gives, written; RunError where it can't be."""
         if self.folder is None:
             return measure()
         path = self.folder / f"{name}.json"
@@ -46,10 +43,8 @@ class Progress:
         except (OSError, DamagedError, LookupError, TypeError, ValueError) as error:
             log.warning("%s: measured again (%s)", path, error)
         part = measure()
-        try:
+        with disk_errors(f"{path}: can't be written"):
             write_document(path, {"asked": self.asked, "found": to_json(part)}, files={})
-        except OSError as error:
-            raise RunError(f"{path}: can't be written ({error.strerror or error})") from error
         return part
 
     def of(self, name: str) -> Progress:

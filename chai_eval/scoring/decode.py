@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from chai_eval.attention.logits import keeping
-from chai_eval.attention.passes import CACHE_NAMES
+from chai_eval.attention.passes import cache_in
 from chai_eval.scoring.finite import check_finite
 from chai_eval.scoring.lm import PackedLM
 from chai_eval.scoring.pack import ScoringRequest, Tokens
@@ -144,8 +144,7 @@ class _Cached:
         whole = {"input_ids": self._tokens, "attention_mask": self._mask, "position_ids": position}
         new = {"input_ids": tokens, "position_ids": position[:, -tokens.shape[1] :]}
         out = self._model(**{**whole, **new}, use_cache=True, **keeping(self._model, 1), **self._cache)
-        name = next(name for name in CACHE_NAMES if name in out)  # the newest that this version knows
-        self._cache = {name: out[name]}
+        self._cache = cache_in(out)
         found = out.logits[:, -1].log_softmax(-1, dtype=torch.float32)  # as for packed rows
         check_finite(self._model, {**whole, "use_cache": False}, found.amax(-1))
         return found

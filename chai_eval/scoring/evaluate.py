@@ -30,16 +30,10 @@ SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rando
 class Scores:
     """What a task gave.
 
-    Attributes
-    ----------
-    samples : DataFrame
-        One row per document (and filter, where a task has several): doc_id, doc_hash, prompt_hash, for multiple
-        choice the log-likelihoods of the choices (natural logarithm) and their lengths (characters), and one column
-        per metric.
-    metrics : dict
-        `{name: {"value": float, "stderr": float or None}}` as lm-eval aggregates them.
-    batch : dict
-        How requests were batched: most tokens in a pass that scores, requests in one that generates.
+    Samples have one row per document (and filter, where a task has several): doc_id, doc_hash, prompt_hash, for
+    multiple choice the log-likelihoods of the choices (natural logarithm) and their lengths (characters), and one
+    column per metric. Metrics are as lm-eval aggregates them. `batch` is how requests were batched: most tokens in a
+    pass that scores, requests in one that generates.
     """
 
     samples: pd.DataFrame

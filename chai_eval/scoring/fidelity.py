@@ -113,10 +113,7 @@ def read_sequences(
     tokens: int,
     count: int | None,
 ) -> Iterator[Tokens]:
-    """The first `count` sequences of `tokens` tokens, BOS included, of texts; all there are for None.
-
-    SettingError where there is none.
-    """
+    """The first `count` (None: all) sequences of `tokens` tokens, BOS included, of texts; SettingError for none."""
     # A sequence that is too short to predict anything tells nothing.
     read = (each for each in cut(texts, tokenizer, tokens) if len(each) > 1)
     found = False

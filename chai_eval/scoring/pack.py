@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 import torch
 from torch import Tensor
@@ -35,10 +36,7 @@ class ScoringRequest:
         return self.context + self.continuation[:-1]
 
     def truncated(self, max_length: int) -> ScoringRequest:
-        """Drop tokens from the left until all but the last fit into `max_length`, as lm-eval does.
-
-        RunError where the continuation alone does not fit.
-        """
+        """Drop tokens from the left until all but the last fit, as lm-eval does; RunError for a longer continuation."""
         if len(self.continuation) > max_length:
             raise RunError(
                 f"task: a continuation of {len(self.continuation)} tokens is to be scored; allowed: up to the model's "
@@ -50,17 +48,10 @@ class ScoringRequest:
 
 @dataclass(frozen=True)
 class Document:
-    """One row: tokens that several requests begin with, and how each goes on.
+    """One row: tokens that several requests begin with (`context`), and how each goes on (`branches`).
 
-    Attributes
-    ----------
-    context : tuple of int
-        Tokens at the start of the row: the requests' common start, as far as it goes.
-    branches : tuple of tuples of int
-        Tokens of each branch. A continuation's last token is never fed, only predicted.
-    requests : tuple of (request, branch, scored)
-        `branch` is a number of `branches`, or None where the context is all that is fed; `scored` is how many tokens
-        at the end of context and branch are followed by a token to score.
+    A continuation's last token is never fed, only predicted. Of each request there are its number; that of its branch,
+    or None where the context is all that is fed; and how many tokens at the end of both are followed by one to score.
     """
 
     context: Tokens
@@ -97,20 +88,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class PackedInput:
-    """What goes into the model for a batch, and where its scores come out.
+    """What goes into the model for a batch, tokens `[1, tokens]` in rows, and where its scores come out.
 
-    Attributes
-    ----------
-    tokens : Tensor [1, tokens], int64
-    rows : Rows
-    keep : Tensor [kept], int64
-        Positions whose logits are needed, ascending.
-    source : Tensor [scored], int64
-        For every scored token, which of the kept logits predicts it.
-    target : Tensor [scored], int64
-        The tokens to score, request after request in the order of `Batch.requests`.
-    counts : list of int
-        Scored tokens of each request.
+    `keep`, `[kept]`, are the positions whose logits are needed, ascending; `source`, `[scored]`, says for every scored
+    token which of these predicts it. `target`, `[scored]`, are the tokens to score, request after request in the order
+    of `Batch.requests`, so many of each (`counts`).
     """
 
     tokens: Tensor
@@ -141,7 +123,7 @@ def documents(
         by_fed: dict[Tokens, list[int]] = {}
         for number in numbers:
             by_fed.setdefault(requests[number].fed, []).append(number)
-        shared = _common_start(list(by_fed))
+        shared = tuple(commonprefix(list(by_fed)))  # noqa: RUF071 - of tokens, no path's characters
         together, alone = _sharing(list(by_fed), shared, shared_context, batch_tokens)
         rows.extend(_document(shared, {fed: by_fed[fed] for fed in row}, requests) for row in together)
         rows.extend(_document(fed, {fed: by_fed[fed]}, requests) for fed in alone)
@@ -170,14 +152,6 @@ def _sharing(
         together[-1].append(text)
         used += branch
     return together, alone
-
-
-def _common_start(texts: Sequence[Tokens]) -> Tokens:
-    first, last = min(texts), max(texts)  # whatever these two begin with, all between them do
-    length = 0
-    while length < min(len(first), len(last)) and first[length] == last[length]:
-        length += 1
-    return first[:length]
 
 
 def _document(context: Tokens, by_fed: dict[Tokens, list[int]], requests: Sequence[ScoringRequest]) -> Document:

@@ -20,16 +20,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A task with its requests built, and the hashes of what they were built from.
+    """A task with its requests built, their chat template, and the hashes of what they were built from.
 
-    Attributes
-    ----------
-    prompts_hash : str
-        Of every prompt, continuation and document, in order.
-    config_hash : str
-        Of the task as lm-eval resolved it: templates, splits, metrics, filters.
-    chat_template : str or None
-        The template that they went through.
+    `prompts_hash` is of every prompt, continuation and document, in order; `config_hash` of the task as lm-eval
+    resolved it: templates, splits, metrics, filters.
     """
 
     task: Task

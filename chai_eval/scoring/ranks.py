@@ -132,10 +132,7 @@ class Ranks:
 
 
 def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Join the processes that a launcher, by what it left in the environment, started this one with, if any.
-
-    RunError where the others can't be reached.
-    """
+    """Join the processes that a launcher started this one with, by the environment; RunError if out of reach."""
     size = environment.get("WORLD_SIZE", "1")
     if size == "1" or not {"RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         return Ranks()

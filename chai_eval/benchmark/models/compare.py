@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from chai_eval.attention import Plan
-from chai_eval.attention.passes import CACHE_NAMES
+from chai_eval.attention.passes import cache_in
 from chai_eval.attention.shape import attention_shape
 from chai_eval.benchmark.models.build import HEADS, LAYERS, VOCABULARY
 from chai_eval.methods import Method, build_method
@@ -190,8 +190,7 @@ def _cached(chunks: Sequence[int]) -> Callable[[PreTrainedModel, Reference], lis
         for stop in accumulate(chunks):
             part = {name: each[:, start:stop] for name, each in positions.items()}
             out = model(input_ids=ids[:, start:stop], attention_mask=mask[:, :stop], use_cache=True, **part, **cache)
-            name = next(name for name in CACHE_NAMES if out.get(name) is not None)
-            cache = {name: out[name]}
+            cache = cache_in(out)
             logits.append(out.logits)
             start = stop
         return _by_row(torch.cat(logits, 1), mask)
