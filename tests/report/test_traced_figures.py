@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -10,29 +11,37 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from scipy.stats import ttest_rel
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = re.compile(r"results/(?:records|paper)/[\w./-]+")
+RECORD = re.compile(r"results/(?:records|paper)/[\w./*-]+")
 FIGURE = re.compile(r"(?<![\w.])[-+]?\d+\.\d+(?![\w.]*\w)")
 WITH_INTERVAL = re.compile(rf"({FIGURE.pattern}) \(({FIGURE.pattern})\s+to\s+({FIGURE.pattern})\)")
+# A paired difference: "0.0074 more (-0.0355 to 0.0502, paired)".
+DIFFERENCE = re.compile(rf"({FIGURE.pattern})\s+more\s+\(({FIGURE.pattern})\s+to\s+({FIGURE.pattern}),\s+paired\)")
 # What each page publishes stands below this heading; the table of machines has a test of its own.
 PAGES = {"README.md": ("## What we measured", "### Latency and memory"), "results/README.md": ("# ", None)}
 
 
 def blocks(page: str) -> Iterator[tuple[str, tuple[Path, ...]]]:
-    """List items, paragraphs and tables, each with the records that it names, or its section's first ones."""
+    """List items, paragraphs and tables, each with the records that it names; else a table those of the paragraph
+    before it, all others the first of their section."""
     start, end = PAGES[page]
     text = (ROOT / page).read_text()
     text = text[text.index(start) :].partition(end or "\0")[0]
     for section in re.split(r"\n(?=#+ )", text):
-        inherited = named(section)[:1]
+        first = named(section)[:1]
+        before: tuple[Path, ...] = ()
         for block in re.split(r"\n\n|\n(?=- )", section):
-            yield block, named(block) or inherited
+            own = named(block)
+            yield block, own or (before if block.startswith("|") else ()) or first
+            before = own
 
 
 def named(text: str) -> tuple[Path, ...]:
-    return tuple(ROOT / each.rstrip(".") for each in RECORD.findall(text))
+    return tuple(place for each in RECORD.findall(text) for place in sorted(ROOT.glob(each.rstrip("./"))))
 
 
 @cache
@@ -40,6 +49,20 @@ def groups(record: Path) -> tuple[tuple[float, ...], ...]:
     """Numbers that belong together: those of an object of JSON, or of a row of a table."""
     files = sorted(record.rglob("*.*")) if record.is_dir() else [record]
     return tuple(each for file in files for each in groups_of(file) if each)
+
+
+@cache
+def paired(record: Path) -> tuple[tuple[float, ...], ...]:
+    """Differences of a frontier's points with their intervals, sequence by sequence."""
+    if not (record / "samples.parquet").exists():
+        return ()
+    samples = pd.read_parquet(record / "samples.parquet")
+    losses = {point: own["divergence"].to_numpy() for point, own in samples.groupby("point")}
+    found = []
+    for one, other in itertools.permutations(losses, 2):
+        low, high = ttest_rel(losses[one], losses[other]).confidence_interval()
+        found.append((float((losses[one] - losses[other]).mean()), float(low), float(high)))
+    return tuple(found)
 
 
 def groups_of(file: Path) -> Iterator[tuple[float, ...]]:
@@ -76,6 +99,10 @@ def stands(figure: str, among: Sequence[float]) -> bool:
     )
 
 
+def signed(figure: str, number: float) -> bool:
+    return f"{number:.{len(figure.partition('.')[2])}f}" == figure.lstrip("+")
+
+
 def pages() -> list[str]:
     return [page for page in PAGES if (ROOT / page).exists()]
 
@@ -85,7 +112,10 @@ def test_every_figure_stands_in_the_record_that_its_block_or_section_names(page:
     missing, found = [], 0
     for block, records in blocks(page):
         every = [number for record in records for group in groups(record) for number in group]
+        with_interval = {figure for triple in DIFFERENCE.findall(block) for figure in triple}
         for figure in FIGURE.findall(block):
+            if figure in with_interval:  # asked for with its interval, below
+                continue
             found += 1
             if not stands(figure, every):
                 missing.append((figure, block[:80]))
@@ -100,6 +130,12 @@ def test_every_figure_stands_beside_its_interval(page: str) -> None:
         together = [group for record in records for group in groups(record)]
         for triple in WITH_INTERVAL.findall(block):
             if not any(all(stands(figure, group) for figure in triple) for group in together):
+                missing.append(triple)
+        differences = [group for record in records for group in paired(record)]
+        for triple in DIFFERENCE.findall(block):
+            if not any(
+                all(signed(figure, each) for figure, each in zip(triple, group, strict=True)) for group in differences
+            ):
                 missing.append(triple)
     assert not missing
 
