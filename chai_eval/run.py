@@ -66,6 +66,7 @@ def run(settings: Settings, session: Session) -> Report:
     baseline = build_method("mha")
 
     loaded = session.model(settings.model)
+    method = method.for_model(loaded.model)
     chat_template(loaded.tokenizer, settings.task.prompts)
     for each in (baseline, method):
         each.check(loaded.model)

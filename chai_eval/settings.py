@@ -43,6 +43,9 @@ class ModelSettings(Recorded):
     )
     layers: Count | None = setting(None, "keep only the first so many layers")
     device_map: Text | None = setting(None, "auto spreads the model over several devices")
+    tensor_parallel: Flag = setting(
+        False, "true splits heads and neurons over the processes of torchrun, for a model that one device can't hold"
+    )
     trust_remote_code: Flag = setting(False, "true runs model code that comes with the weights")
     untie: Flag = setting(False, "true repeats K and V projections per query head: the exact MHA twin of a GQA model")
     architecture: Group = setting(

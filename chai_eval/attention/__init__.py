@@ -13,7 +13,8 @@ from chai_eval.attention.probe import probe_features, probe_probabilities
 from chai_eval.attention.row_layer import RowLayer
 from chai_eval.attention.rows import Rows
 from chai_eval.attention.shape import attention_layers
-from chai_eval.attention.sharing import FixedPlan, Plan, ProbePlan, SharedHeads
+from chai_eval.attention.shards import Shard, shard
+from chai_eval.attention.sharing import FixedPlan, Plan, ProbePlan, SharedHeads, side_by_side
 from chai_eval.attention.sources import Source
 from chai_eval.attention.view import View
 
@@ -30,6 +31,7 @@ __all__ = [
     "ProbePlan",
     "RowLayer",
     "Rows",
+    "Shard",
     "SharedHeads",
     "Source",
     "Takeover",
@@ -42,7 +44,9 @@ __all__ = [
     "membership_of",
     "probe_features",
     "probe_probabilities",
+    "shard",
     "shared_attention",
+    "side_by_side",
     "stored",
     "take_over",
 ]

@@ -23,6 +23,7 @@ from chai_eval.attention.passes import AttentionCall, Takeover, cache_in
 from chai_eval.attention.rope import rotary_lengths
 from chai_eval.attention.rows import Rows
 from chai_eval.attention.shape import attention_layers, attention_shape
+from chai_eval.attention.shards import shard
 
 # How far our logits may lie from the model's, relative to the largest, before we say that its attention is another.
 # Rounding alone stays an order of magnitude below.
@@ -160,7 +161,7 @@ def _logits(model: PreTrainedModel, last: int, **given: Any) -> Tensor:
 
 def _check_shapes(model: PreTrainedModel, handle: Takeover) -> None:
     """Refuse layers that differ in their heads, from the config or from each other."""
-    kind, expected = model.config.model_type, attention_shape(model)
+    kind, expected = model.config.model_type, attention_shape(model).heads // shard(model).size
     first = handle.shapes[0]
     for layer, shape in sorted(handle.shapes.items()):
         if shape != first:
@@ -168,9 +169,9 @@ def _check_shapes(model: PreTrainedModel, handle: Takeover) -> None:
                 f"model: heads of {kind} differ from layer to layer ({shape} in layer {layer}, {first} in layer 0); "
                 "allowed: models whose layers are alike"
             )
-    if first.heads != expected.heads or first.heads % first.kv_heads:
+    if first.heads != expected or first.heads % first.kv_heads:
         raise UnsupportedModel(
-            f"model: {kind} attends with {first}, its config says {expected.heads} heads; allowed: models that "
+            f"model: {kind} attends with {first}, its config says {expected} heads; allowed: models that "
             "attend with the heads of their config"
         )
 

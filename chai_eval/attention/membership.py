@@ -5,9 +5,10 @@ Steps 3 and 4 of the design (docs/design.md, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -46,6 +47,18 @@ class Membership:
         """Each head a cluster of its own."""
         number = torch.arange(heads, device=device).expand(rows, -1)
         return cls(number, number)
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Membership]) -> Membership:
+        """One membership of all heads from those of blocks of neighbouring heads, in their order."""
+        heads = accumulate((each.cluster.shape[1] for each in parts), initial=0)
+        clusters = accumulate((each.clusters for each in parts), initial=0)
+        moved = [
+            (each.cluster + cluster, each.representative + head)
+            for each, cluster, head in zip(parts, clusters, heads, strict=False)
+        ]
+        cluster, representative = (torch.cat(each, dim=1) for each in zip(*moved, strict=True))
+        return cls(cluster, representative)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Membership:
         """The same with both tensors moved to another device, or for other rows."""

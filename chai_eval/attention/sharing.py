@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,44 @@ class ProbePlan(Plan):
     """A membership for each request, found by `cluster` from its first `probe_tokens` tokens (at least 1)."""
 
     cluster: Cluster
+
+
+def side_by_side(plans: Sequence[Plan | None], heads: Sequence[int]) -> Plan | None:
+    """The plan of a layer whose blocks of neighbouring heads, so many `heads` each, have plans of their own.
+
+    None where every head has its own scores: of a block, or of the layer. All that there are find their membership
+    from the same number of probe tokens, or all have one that is fixed; none has a guard, which looks at all heads.
+    """
+    known = [each for each in plans if each is not None]
+    if len(plans) == 1 or not known:
+        return plans[0]
+    first = known[0]
+    if isinstance(first, FixedPlan):
+        device = first.membership.cluster.device
+        of_blocks = [
+            each.membership if isinstance(each, FixedPlan) else Membership.every_head(1, own, device)
+            for each, own in zip(plans, heads, strict=True)
+        ]
+        return FixedPlan.of(Membership.side_by_side(of_blocks), share_value=first.share_value)
+
+    def cluster(query: Tensor, key: Tensor, scaling: float) -> Membership:
+        queries = query.split(list(heads), dim=1)
+        keys = key.split([own * key.shape[1] // query.shape[1] for own in heads], dim=1)
+        return Membership.side_by_side(
+            [
+                each.cluster(some, of_some, scaling)
+                if isinstance(each, ProbePlan)
+                else Membership.every_head(len(some), some.shape[1], some.device)
+                for each, some, of_some in zip(plans, queries, keys, strict=True)
+            ]
+        )
+
+    return ProbePlan(
+        clusters=sum(own if each is None else each.clusters for each, own in zip(plans, heads, strict=True)),
+        share_value=first.share_value,
+        probe_tokens=first.probe_tokens,
+        cluster=cluster,
+    )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chai_eval.attention.shards import own_part
 from chai_eval.attention.sharing import heads_of
 
 EVERY_COLUMN = slice(None)
@@ -103,7 +104,7 @@ class Projected:
 
     @property
     def kv_heads(self) -> int:
-        return int(self.module.k_proj.out_features // self.module.head_dim)
+        return int(own_part(self.module.k_proj.weight).shape[0] // self.module.head_dim)
 
     @property
     def device(self) -> torch.device:
@@ -173,8 +174,9 @@ class HeadProjection:
         else:
             taken, inverse = torch.unique(heads, return_inverse=True)
             pick = inverse.view_as(heads)
-        weight = projection.weight.unflatten(0, (-1, head_dim))[taken]  # [..., taken, head_dim, hidden_size]
-        bias = None if projection.bias is None else projection.bias.unflatten(0, (-1, head_dim))[taken].flatten(-2)
+        weight = own_part(projection.weight).unflatten(0, (-1, head_dim))[taken]  # [..., taken, head_dim, hidden_size]
+        bias = projection.bias
+        bias = None if bias is None else own_part(bias).unflatten(0, (-1, head_dim))[taken].flatten(-2)
         return cls(weight.flatten(-3, -2), bias, pick, head_dim)
 
     def for_rows(self, change: Callable[[Tensor], Tensor]) -> HeadProjection:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from transformers import PreTrainedModel
 
-from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attention_layers
+from chai_eval.attention import Hooks, Takeover, UnsupportedModel, apply, attention_layers, shard
 from chai_eval.attention.agreement import check_agreement
 from chai_eval.attention.shape import AttentionShape, attention_shape
 from chai_eval.errors import SettingError
@@ -69,6 +69,13 @@ class LayerFootprint:
         """A layer of plain multi-head attention."""
         return cls(shape.heads, shape.heads, shape.kv_heads, shape.kv_heads)
 
+    @classmethod
+    def side_by_side(cls, parts: Sequence[LayerFootprint]) -> LayerFootprint:
+        """A layer from blocks of its heads, whose numbers have the model's precision and are of all tokens."""
+        added = ("scores", "outputs", "keys", "values", "first_numbers")
+        sums = {name: sum(getattr(each, name) for each in parts) for name in added}
+        return cls(**sums, probe_tokens=max(each.probe_tokens for each in parts))
+
     def bytes_per_token(self, head_dim: int, size: int, tokens: int = LONG) -> tuple[float, float]:
         """Bytes cached of keys, and of values, per token of a request of `tokens`; a number has `size` of them."""
         keys, values = (each * size for each in self.numbers(head_dim))
@@ -99,6 +106,13 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+
+    # What it does with a head depends on no head of another device, where heads are split over several.
+    by_device: ClassVar[bool] = False
+
+    def for_model(self, model: PreTrainedModel) -> Method:
+        """The same with settings that the model decides; its results are named by them."""
+        return self
 
     @property
     def shared_context(self) -> int:
@@ -178,9 +192,17 @@ class Method(ABC):
         ------
         SettingError
         """
+        self._check_split(model)
         hooks = self.hooks(model)
         with hooks.installed(model):
             return hooks
+
+    def _check_split(self, model: PreTrainedModel) -> None:
+        if not self.by_device and (size := shard(model).size) > 1:
+            raise SettingError(
+                f"method: {self.name} given for a model that is split over {size} (it looks at all heads together); "
+                "allowed: mha, and methods with tensor_parallel"
+            )
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[Takeover]:
@@ -191,6 +213,7 @@ class Method(ABC):
         SettingError
             Where the settings do not fit the model.
         """
+        self._check_split(model)
         with apply(model, self.hooks(model), made_by=self.mark) as handle:
             yield handle
 

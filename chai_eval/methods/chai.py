@@ -18,6 +18,7 @@ from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import calibration, runs
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import FromZero, Method, Positive, ToTwo
+from chai_eval.methods.blocks import shared_out
 from chai_eval.methods.clustering import Clustering
 from chai_eval.methods.clusters import ClusterSpec, check_clusters, cluster_counts, counts_within, resolved
 from chai_eval.schema import SETTINGS
@@ -49,6 +50,9 @@ class CHAI(Clustering):
         Tokens after which heads that have drifted from their representative change over to another; 0 for never.
     drift_threshold : float
         Cosine distance from its representative, over the last `probe_tokens` tokens, above which a head does so.
+    tensor_parallel : int or None
+        Devices that heads are split over: clusters are found within the heads of each, whose counts are its share of
+        the layer's (`blocks.shared_out`). None for as many as the model is split over.
     """
 
     clusters: SkipValidation[ClusterSpec | None] = None
@@ -80,10 +84,17 @@ class CHAI(Clustering):
             del found["recluster_every"], found["drift_threshold"]
         return found
 
-    def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
-        heads = attention_shape(model).heads
-        counts = cluster_counts(self.clusters, model)
-        return {layer: self._plan(clusters) for layer, clusters in enumerate(counts) if clusters < heads}
+    def block_plans(self, model: PreTrainedModel, heads: Sequence[int]) -> list[list[Plan | None]]:
+        if self.recluster_every and len(heads) > 1:
+            given = f"{self.recluster_every} given with tensor_parallel={len(heads)}"
+            raise SettingError(f"method.recluster_every: {given}; allowed: 0")
+        of_layers = [
+            shared_out(clusters, heads, layer) for layer, clusters in enumerate(cluster_counts(self.clusters, model))
+        ]
+        return [
+            [self._plan(count) if count < own else None for count, own in zip(counts, heads, strict=True)]
+            for counts in of_layers
+        ]
 
     @classmethod
     def at_savings(

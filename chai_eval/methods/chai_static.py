@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from chai_eval.attention.membership import partitions
 from chai_eval.attention.shape import attention_shape
-from chai_eval.calibration_file import calibration
+from chai_eval.calibration_file import Calibration, calibration
 from chai_eval.methods.base import Method
 from chai_eval.methods.clusters import counts_within
 from chai_eval.methods.fixed import SETTING, FixedMembership
@@ -32,6 +32,9 @@ class CHAIStatic(FixedMembership):
         Which of the calibration's memberships.
     representative : "first"
         The lowest head of the cluster.
+    tensor_parallel : int or None
+        Devices that heads are split over: a calibration's heads are clustered anew within those of each, by the same
+        distances, with its share of the clusters. None for as many as the model is split over.
     """
 
     representative: Literal["first"] = "first"
@@ -55,3 +58,8 @@ class CHAIStatic(FixedMembership):
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         return [entries.index(label) for label in entries]
+
+    def _calibrated(self, known: Calibration, block: slice, counts: Sequence[int]) -> list[list[int]]:
+        features = known.description["provenance"]["settings"]["features"]
+        of_count = partitions(known.tensor(f"distance.{features}").double()[:, block, block])
+        return [of_count[layer, count - 1].tolist() for layer, count in enumerate(counts)]

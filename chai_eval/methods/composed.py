@@ -30,6 +30,14 @@ class ComposedMethod(Method):
         return "+".join(each.name for each in self.methods)
 
     @property
+    def by_device(self) -> bool:  # type: ignore[override]
+        """Where that holds of all."""
+        return all(each.by_device for each in self.methods)
+
+    def for_model(self, model: PreTrainedModel) -> Method:
+        return ComposedMethod(tuple(each.for_model(model) for each in self.methods))
+
+    @property
     def shared_context(self) -> int:
         return max(each.shared_context for each in self.methods)
 

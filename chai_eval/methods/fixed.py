@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from chai_eval.attention.membership import membership_from_labels
 from chai_eval.attention.shape import attention_shape
 from chai_eval.calibration_file import Calibration, Preset, calibration
 from chai_eval.errors import SettingError, shown
+from chai_eval.methods.blocks import shared_out
 from chai_eval.methods.clustering import Clustering
 from chai_eval.schema import SETTINGS
 
@@ -76,30 +78,35 @@ class FixedMembership(Clustering):
             return {**found, "membership": self._representatives()}
         return {**found, "membership": {"sha256": self._calibration.sha256, "preset": preset}}
 
-    def plans(self, model: PreTrainedModel) -> dict[int, Plan]:
-        heads = attention_shape(model).heads
-        return {
-            layer: self._plan(membership)
-            for layer, membership in enumerate(self.memberships(model))
-            if membership.clusters < heads
-        }
+    def block_plans(self, model: PreTrainedModel, heads: Sequence[int]) -> list[list[Plan | None]]:
+        known, representatives = self._calibration, self._representatives()
+        if known is not None:
+            known.check(model)
+        check_fits(SETTING, representatives, model)
+        if known is None or len(heads) == 1:
+            of_layers = [_cut(layer, serving, heads) for layer, serving in enumerate(representatives)]
+        else:
+            counts = [shared_out(len(set(each)), heads, layer) for layer, each in enumerate(representatives)]
+            of_blocks = [
+                self._calibrated(known, slice(stop - own, stop), [each[block] for each in counts])
+                for block, (own, stop) in enumerate(zip(heads, accumulate(heads), strict=True))
+            ]
+            of_layers = [list(each) for each in zip(*of_blocks, strict=True)]
+        return [[self._block_plan(serving, model.device) for serving in of_layer] for of_layer in of_layers]
+
+    def _block_plan(self, serving: Sequence[int], device: torch.device) -> Plan | None:
+        membership = membership_by_representative(torch.tensor([serving], device=device))
+        return self._plan(membership) if membership.clusters < len(serving) else None
 
     def _plan(self, membership: Membership) -> Plan:
         return FixedPlan.of(membership)
 
-    def memberships(self, model: PreTrainedModel) -> list[Membership]:
-        """The membership of each layer, of one row.
+    @abstractmethod
+    def _calibrated(self, known: Calibration, block: slice, counts: Sequence[int]) -> list[list[int]]:
+        """For each layer the head that serves each head of a block, from 0 there, by a calibration of the whole.
 
-        Raises
-        ------
-        SettingError
-            Where they do not fit the model.
+        `counts` are the clusters of each layer in the block.
         """
-        if self._calibration is not None:
-            self._calibration.check(model)
-        representatives = self._representatives()
-        check_fits(SETTING, representatives, model)
-        return [membership_by_representative(torch.tensor([each], device=model.device)) for each in representatives]
 
     @cached_property
     def _calibration(self) -> Calibration | None:
@@ -110,6 +117,21 @@ class FixedMembership(Clustering):
         if self._calibration is not None:
             given = self._calibration.membership(self.tensor, self.preset)
         return [self._serving(layer, list(entries)) for layer, entries in enumerate(given)]
+
+
+def _cut(layer: int, serving: Sequence[int], heads: Sequence[int]) -> list[list[int]]:
+    """The head that serves each head, of each block of so many heads, from 0 there; SettingError for one of another."""
+    found = []
+    for own, stop in zip(heads, accumulate(heads), strict=True):
+        start = stop - own
+        for head in range(start, stop):
+            if not start <= serving[head] < stop:
+                raise SettingError(
+                    f"{SETTING}: head {serving[head]} given for head {head} of layer {layer} with tensor_parallel="
+                    f"{len(heads)}; allowed: heads {start} to {stop - 1}, of the same device"
+                )
+        found.append([by - start for by in serving[start:stop]])
+    return found
 
 
 def check_per_head(setting: str, spec: object, what: str) -> None:

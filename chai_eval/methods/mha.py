@@ -23,6 +23,7 @@ class MHA(Method):
     """
 
     name: ClassVar[str] = "mha"
+    by_device: ClassVar[bool] = True
 
     def footprint(self, model: PreTrainedModel) -> list[LayerFootprint]:
         return plain_footprint(model)

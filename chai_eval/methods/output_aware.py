@@ -14,7 +14,7 @@ from chai_eval.attention import Membership, Plan, ProbePlan, probe_features, pro
 from chai_eval.attention.linkage import TIE
 from chai_eval.attention.membership import cosine_distance
 from chai_eval.attention.shape import attention_shape
-from chai_eval.calibration_file import calibration
+from chai_eval.calibration_file import Calibration, calibration
 from chai_eval.errors import SettingError
 from chai_eval.methods.base import Method, Positive
 from chai_eval.methods.clusters import counts_within
@@ -43,6 +43,9 @@ class OutputAware(FixedMembership):
         probabilities over the request's first tokens are nearest to its own (cosine; the lowest head among ties).
     probe_tokens : int
         First tokens of a request, run as plain attention; with `adaptive`.
+    tensor_parallel : int or None
+        Devices that heads are split over: representatives are chosen anew among those of each, by the calibration's
+        costs, with its share of the clusters. None for as many as the model is split over.
     """
 
     adaptive: Flag = False
@@ -94,6 +97,17 @@ class OutputAware(FixedMembership):
                 ]
                 found.append(cls(membership=serving))
         return found
+
+    def _calibrated(self, known: Calibration, block: slice, counts: Sequence[int]) -> list[list[int]]:
+        from chai_eval.calibration.medoids import kept_by, representatives
+
+        cost, of_model = known.tensor("output_cost").double(), known.description["model"]
+        own = cost[:, block, block]
+        heads, kv_heads = own.shape[1], own.shape[1] * of_model["kv_heads"] // of_model["heads"]
+        return [
+            representatives(layer, count, kv_heads, kept_by(count, heads, kv_heads)).tolist()
+            for layer, count in zip(own, counts, strict=True)
+        ]
 
     def _serving(self, layer: int, entries: list[int]) -> list[int]:
         for head, by in enumerate(entries):

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from chai_eval.attention.shape import attention_shape
+from chai_eval.attention.shards import own_part, whole
 from chai_eval.errors import RunError
 
 # Small enough to stay in a CPU's cache, a multiple of 8. It is part of what the hash means.
@@ -29,8 +30,9 @@ def fingerprint(model: PreTrainedModel) -> str:
     """Sha256 (hex) over the model's config and its parameters' names, shapes, dtypes and bits.
 
     Each chunk of a parameter goes in as two sums over its 64-bit words, plain and weighted by position, modulo 2^64:
-    integer addition gives the same sum in any order, so on any device. Tied weights count once. RunError where a weight
-    isn't in memory (offloaded to disk).
+    integer addition gives the same sum in any order, so on any device. Tied weights count once. Of a model that is
+    split over processes, which must all ask, each weight is put together for it. RunError where a weight isn't in
+    memory (offloaded to disk).
     """
     given = {key: value for key, value in model.config.to_dict().items() if key[0] != "_" and key not in _NOT_NUMERIC}
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
@@ -44,7 +46,7 @@ def fingerprint(model: PreTrainedModel) -> str:
 def _checksums(name: str, parameter: nn.Parameter) -> list[int]:
     if parameter.is_meta:
         raise RunError(f"model.device_map: weight {name} is offloaded, so the result can't be named; use more memory")
-    flat = parameter.detach().reshape(-1)
+    flat = whole(parameter.detach()).reshape(-1)
     chunk = _CHUNK_BYTES // flat.element_size()
     weights = _position_weights(flat.device)
     sums = []
@@ -71,7 +73,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
     """What tells a model from others a calibration may have been made for, in any precision and on any device.
 
     `signs` hashes the signs of the first weights of every parameter: rounding to another precision keeps a sign, any
-    training turns some. It is left out where weights are not in memory.
+    training turns some. It is left out where weights are not in memory, or not in that of one process.
     """
     shape, config = attention_shape(model), model.config.get_text_config()
     found = {
@@ -83,7 +85,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
     }
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        if parameter.is_meta:
+        if parameter.is_meta or own_part(parameter) is not parameter:
             return found
         digest.update(name.encode())
         digest.update((parameter.detach().flatten()[:1024] < 0).cpu().numpy().tobytes())

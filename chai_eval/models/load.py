@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from chai_eval.attention.shards import own_part
 from chai_eval.data.assets import fetch
 from chai_eval.errors import RunError, SettingError, unknown
 from chai_eval.hub import MODEL_WITHOUT, hub
@@ -25,6 +26,7 @@ from chai_eval.models.architectures import config_from_mapping, random_model, re
 from chai_eval.models.device import resolve_device, resolve_dtype
 from chai_eval.models.embedded import EMBEDDED
 from chai_eval.models.folder import check_adapter, check_directory, check_safetensors
+from chai_eval.models.parallel import split_over_processes
 from chai_eval.models.tokenizer import load_tokenizer, tokenizer_of_random
 from chai_eval.models.untie import untie
 from chai_eval.resources import conf_dir
@@ -102,6 +104,8 @@ def _local_folder(settings: ModelSettings) -> Path | None:
 def _random(settings: ModelSettings, folder: Path | None, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     if settings.device_map is not None:
         raise SettingError("model.device_map: given together with weights=random; allowed: null")
+    if settings.tensor_parallel:
+        raise SettingError("model.tensor_parallel: true given together with weights=random; allowed: false")
     if _from_mapping(settings):
         if settings.revision is not None:
             raise SettingError(
@@ -162,6 +166,8 @@ def _pretrained(
             check_adapter(source, settings.revision)
             config = AutoConfig.from_pretrained(source, **options)
             config = with_changes(config, settings.config, settings.layers)
+            if split := split_over_processes(settings, config, device):
+                device_map = None  # each process's part goes onto its own device
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
@@ -169,6 +175,7 @@ def _pretrained(
                 device_map=device_map,
                 use_safetensors=True,
                 output_loading_info=True,
+                **split,
                 **options,
             )
     except SettingError:
@@ -178,7 +185,7 @@ def _pretrained(
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise RunError(f"model.path: {source} lacks {len(missing)} of the model's weights, first {missing[0]}")
-    return model if device_map else _aligned(model.to(device))
+    return model if device_map else _aligned(model if split else model.to(device))
 
 
 @torch.no_grad()
@@ -189,7 +196,7 @@ def _aligned(model: PreTrainedModel) -> PreTrainedModel:
     loads of equal weights would differ in the last bit.
     """
     for parameter in model.parameters():
-        if parameter.device.type == "cpu" and parameter.data_ptr() % 64:
+        if parameter.device.type == "cpu" and own_part(parameter).data_ptr() % 64:
             parameter.data = parameter.data.clone()
     return model
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from chai_eval.attention.shards import in_place_of, own_part
 from chai_eval.errors import SettingError
 
 
@@ -46,6 +47,6 @@ def untie(model: PreTrainedModel) -> PreTrainedModel:
 def _repeat_heads(projection: nn.Linear, groups: int, head_dim: int) -> None:
     # [H_kv * head_dim, …] -> [H * head_dim, …], query head h taking K/V head h // groups
     for name, rows in list(projection.named_parameters()):
-        repeated = rows.unflatten(0, (-1, head_dim)).repeat_interleave(groups, dim=0).flatten(0, 1)
-        setattr(projection, name, nn.Parameter(repeated, rows.requires_grad))
+        repeated = own_part(rows).unflatten(0, (-1, head_dim)).repeat_interleave(groups, dim=0).flatten(0, 1)
+        setattr(projection, name, nn.Parameter(in_place_of(rows, repeated), rows.requires_grad))
     projection.out_features *= groups

@@ -60,7 +60,7 @@ def compare(
     rows = [Document(each.fed, (), ((number, None, len(each.fed)),)) for number, each in enumerate(asked)]
     plan = batches(rows, min(runner.budget(), most_tokens(model, LOGITS_BYTES)), rotary_lengths(model).alike)
     found: dict[str, dict[int, Row]] = {name: {} for name in methods}
-    for held in _held_together(plan, most_tokens(model, HELD_BYTES), runner.ranks.size):
+    for held in _held_together(plan, most_tokens(model, HELD_BYTES), runner.workers.size):
         for name, compared in _compare_passes(runner, methods, held, asked, edges, after).items():
             found[name].update(compared)
     return {name: [each[number] for number in range(len(sequences))] for name, each in found.items()}
@@ -86,8 +86,9 @@ def _compare_passes(
     after: Callable[[int], object],
 ) -> dict[str, dict[int, Row]]:
     """By method and number of the sequence, from passes whose logits under plain attention are held together."""
-    model, ranks = runner.model, runner.ranks
-    packed = {number: packed_input(plan[number], asked) for number in range(ranks.rank, len(plan), ranks.size)}
+    model, workers = runner.model, runner.workers
+    mine = range(workers.rank, len(plan), workers.size)
+    packed = {number: packed_input(plan[number], asked) for number in mine}
     with MHA().applied(model):
         expected = {number: _logits(model, each).cpu() for number, each in packed.items()}
 
@@ -100,7 +101,7 @@ def _compare_passes(
     found: dict[str, dict[int, Row]] = {name: {} for name in methods}
     for name, method in methods.items():
         with method.applied(model):
-            for compared in ranks.rounds(range(len(plan)), one_pass):
+            for compared in workers.rounds(range(len(plan)), one_pass):
                 found[name].update(compared)
                 after(len(compared))
     return found

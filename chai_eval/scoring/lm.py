@@ -102,7 +102,7 @@ class PackedLM(HFLM):
         waiting = [each for each in work if any(keys[number] not in self.journal for number in each[0])]
         left = sum(len(numbers) for numbers, _ in waiting)
         with self.runner.bar(self.description, len(keys), len(keys) - left) as bar:
-            for found in self.runner.ranks.rounds(waiting, lambda each: zip(each[0], each[1](), strict=True)):
+            for found in self.runner.workers.rounds(waiting, lambda each: zip(each[0], each[1](), strict=True)):
                 self.journal.append_many((keys[number], answer) for number, answer in found)
                 bar.update(len(found))
         return [self.journal[key] for key in keys]

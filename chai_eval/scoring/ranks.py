@@ -1,6 +1,8 @@
 """The processes that score together, as `accelerate launch` or `torchrun` start them: what each has, all get to know.
 
-Only Python objects are exchanged, over gloo: every process has the whole model, and no tensor leaves its device.
+Only Python objects are exchanged here, over gloo. Every process has the whole model and takes its turn at the work, or
+has a part of the model (tensor parallel) and does all of the work with the others: what is exchanged for that is
+transformers' business, in a group of its own.
 """
 
 from __future__ import annotations
@@ -138,8 +140,10 @@ def ranks_of(environment: Mapping[str, str] = os.environ) -> Ranks:
         return Ranks()
     import torch.distributed
 
+    # What parts of a model on GPUs exchange goes over NCCL, which is not started unless there are any.
+    nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     try:
-        torch.distributed.init_process_group("gloo", timeout=TIMEOUT)
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise RunError(f"processes: the {size} can't be joined ({failure_line(error)})") from error
     local_size = environment.get("LOCAL_WORLD_SIZE", size)

@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from chai_eval.attention import shard
 from chai_eval.scoring.ranks import Ranks
 
 
@@ -25,6 +26,11 @@ class Runner:
     batch_tokens: int | None = None
     ranks: Ranks = field(default_factory=Ranks)
     progress: bool = True
+
+    @property
+    def workers(self) -> Ranks:
+        """Who takes turns at the work: all processes, or this one alone where each has a part of the model for all."""
+        return self.ranks if shard(self.model).size == 1 else Ranks()
 
     def budget(self) -> int:
         """Most tokens in a pass: as all processes have the same plan of passes, that of the smallest device."""
