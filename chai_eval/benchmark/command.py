@@ -22,6 +22,7 @@ BENCHMARKS = {
     "fidelity": ("fidelity:main", "how far each method's predictions move, at one saving"),
     "probe_precision": ("probe_precision:main", "what clusters found in bfloat16 cost"),
     "recluster": ("recluster:main", "what moving heads between clusters wins further on in a text"),
+    "tensor_parallel": ("tensor_parallel:main", "what clusters local to each of several devices cost"),
     "models": ("models.command:main", "which models methods can be put into: writes docs/models.md"),
 }
 NAMES = "\n".join(f"  {name:<16} {about}" for name, (_, about) in BENCHMARKS.items())

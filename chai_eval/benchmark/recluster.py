@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from chai_eval.attention import AttentionCall, Hooks, Source, membership_of, pro
 from chai_eval.attention.kernels.prefill import probability_blocks
 from chai_eval.attention.probe import repeat_heads
 from chai_eval.attention.shape import attention_shape
+from chai_eval.benchmark import paired
 from chai_eval.benchmark.records import file_name, positive, text_parser, write
 from chai_eval.data.text import open_text
 from chai_eval.markdown import table
@@ -38,7 +38,7 @@ from chai_eval.methods.chai import CHAI
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.schema import SETTINGS
-from chai_eval.scoring.fidelity import Fidelity, fidelities, plain, read_sequences, student_mean
+from chai_eval.scoring.fidelity import Fidelity, fidelities, read_sequences
 from chai_eval.scoring.runner import Runner
 
 # Tokens whose attention the first bound looks at.
@@ -71,14 +71,16 @@ def main(given: Sequence[str] | None = None) -> dict[str, Fidelity]:
     text = open_text(arguments.text, arguments.seed)
     lengths = {"tokens": arguments.tokens, "sequences": arguments.sequences}
     found = fidelities(Runner(model, tokenizer), methods, text.documents, **lengths)
-    print(table([_line(name, each, found["chai"]) for name, each in found.items()]))
+    print(table([paired.line(name, each, found["chai"], "more than chai") for name, each in found.items()]))
     record = {
         "rows": [],  # of the table of promises: none
         "model": settings.name,
         "text": text.name,
         "seed": arguments.seed,
         **lengths,
-        "methods": {name: _record(methods[name], each, found["chai"]) for name, each in found.items()},
+        "methods": {
+            name: paired.record(methods[name], each, found["chai"], "more_than_chai") for name, each in found.items()
+        },
         "costs": costs(model, tokenizer, dict(itertools.islice(methods.items(), 2)), arguments.text),
     }
     print(
@@ -168,32 +170,3 @@ def costs(model: PreTrainedModel, tokenizer: Any, methods: dict[str, Method], te
             "of MHA's (%)": round(100 * sizes[0].formula_bytes / sizes[0].full_bytes, 2),
         }
     return found
-
-
-def _line(name: str, found: Fidelity, chai: Fidelity) -> dict[str, str]:
-    mean, last = found.divergence, found.positions.iloc[-1]
-    low, high = (f"{each:+.4f}" for each in _difference(found, chai)[1:])
-    return {
-        "method": name,
-        "KL (nats)": f"{mean.value:.4f}",
-        "95 % interval": f"{mean.low:.4f} to {mean.high:.4f}",
-        "more than chai": "–" if found is chai else f"{_difference(found, chai)[0]:+.4f} ({low} to {high})",
-        f"from token {last['start']:.0f} on": f"{last['kl']:.4f}",
-    }
-
-
-def _difference(found: Fidelity, chai: Fidelity) -> tuple[float, float, float]:
-    """Mean over sequences of what a method loses more than CHAI, and its 95 % interval (Student's)."""
-    mean = student_mean((found.samples["divergence"] - chai.samples["divergence"]).to_numpy(), -math.inf, math.inf)
-    return mean.value, mean.low, mean.high
-
-
-def _record(method: Method, found: Fidelity, chai: Fidelity) -> dict[str, Any]:
-    more = [None if math.isnan(each) else round(each, 6) for each in _difference(found, chai)]
-    return {
-        "settings": {"name": method.name, **method.settings()},
-        **plain(found),
-        "more_than_chai": dict(zip(("value", "low", "high"), more, strict=True)),
-        "positions": json.loads(found.positions.to_json(orient="records", double_precision=6)),
-        "per_sequence": [round(each, 6) for each in found.samples["divergence"]],
-    }

@@ -86,13 +86,23 @@ class FixedMembership(Clustering):
         if known is None or len(heads) == 1:
             of_layers = [_cut(layer, serving, heads) for layer, serving in enumerate(representatives)]
         else:
-            counts = [shared_out(len(set(each)), heads, layer) for layer, each in enumerate(representatives)]
+            of_layers = self._within(known, representatives, tuple(heads))
+        return [[self._block_plan(serving, model.device) for serving in of_layer] for of_layer in of_layers]
+
+    def _within(self, known: Calibration, serving: PerHead, heads: tuple[int, ...]) -> list[list[list[int]]]:
+        """By layer and block the head that serves each head of the block, with its share of the clusters there are."""
+        if heads not in self._found_within:
+            counts = [shared_out(len(set(each)), heads, layer) for layer, each in enumerate(serving)]
             of_blocks = [
                 self._calibrated(known, slice(stop - own, stop), [each[block] for each in counts])
                 for block, (own, stop) in enumerate(zip(heads, accumulate(heads), strict=True))
             ]
-            of_layers = [list(each) for each in zip(*of_blocks, strict=True)]
-        return [[self._block_plan(serving, model.device) for serving in of_layer] for of_layer in of_layers]
+            self._found_within[heads] = [list(each) for each in zip(*of_blocks, strict=True)]
+        return self._found_within[heads]
+
+    @cached_property
+    def _found_within(self) -> dict[tuple[int, ...], list[list[list[int]]]]:
+        return {}  # by the heads of the blocks: finding them takes seconds
 
     def _block_plan(self, serving: Sequence[int], device: torch.device) -> Plan | None:
         membership = membership_by_representative(torch.tensor([serving], device=device))
