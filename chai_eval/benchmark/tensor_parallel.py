@@ -10,7 +10,6 @@ costs, with a cluster for every device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -91,12 +90,13 @@ def on_devices(
 
 
 def counts_from(known: Calibration, clusters: Sequence[int], kv_heads: int, least: int) -> list[int]:
-    """Counts that save as much as those given at the least cost, none of them below `least`."""
+    """Counts that save as much as those given, or as much as can be, at the least cost; none of them below `least`."""
     if min(clusters) >= least:
         return list(clusters)
     cost, kept = (known.tensor(name).double() for name in ("predicted_divergence", "kept_kv_heads"))
-    cost[:, : least - 1] = math.inf
-    return within_budget(cost, kept, kv_heads, kv_saving(clusters, kept, kv_heads))
+    fewer = least - 1  # counts of which there are no columns any more
+    found = within_budget(cost[:, fewer:], kept[:, fewer:], kv_heads, kv_saving(clusters, kept, kv_heads))
+    return [count + fewer for count in found]
 
 
 def _name(method: str, count: int) -> str:

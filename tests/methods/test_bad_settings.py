@@ -34,6 +34,27 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"membership": [OWN] * 3, "representative": "last"},
         r"method.representative: 'last' given; allowed: first",
     ),
+    (
+        "chai",
+        {"clusters": [8, 3, 1], "tensor_parallel": 0},
+        r"method.tensor_parallel: 0 given; allowed: a whole number from 1",
+    ),
+    (
+        "v_reuse",
+        {"clusters": [8, 3, 1], "tensor_parallel": 9},
+        r"method.tensor_parallel: 9 given for a model of 8 key heads; allowed: 1 to 8",
+    ),
+    (
+        "chai",
+        {"clusters": [8, 3, 1], "tensor_parallel": 2, "recluster_every": 16},
+        r"method.recluster_every: 16 given with tensor_parallel=2; allowed: 0",
+    ),
+    (
+        "chai_static",
+        {"membership": [OWN, OWN, [0, 1, 2, 3, 3, 5, 6, 7]], "tensor_parallel": 2},
+        r"method.membership: head 3 given for head 4 of layer 2 with tensor_parallel=2; allowed: heads 4 to 7",
+    ),
+    ("dejavu", {"tensor_parallel": 2}, r"method.tensor_parallel: no such setting of dejavu; allowed"),
     ("v_reuse", {"clusters": [8, 8, 9]}, r"method.clusters: 9 given for layer 2; allowed: 1 to 8"),
     (
         "output_aware",
