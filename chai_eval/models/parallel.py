@@ -39,7 +39,7 @@ def split_over_processes(settings: ModelSettings, config: PretrainedConfig, devi
     text = config.get_text_config()
     if not text.base_model_tp_plan:
         raise SettingError(
-            f"{SETTING}: true given for a {config.model_type} model, for which transformers has no plan; allowed: "
+            f"{SETTING}: true given for {config.model_type}, for which transformers has no plan; allowed: "
             "false, or models with one, such as llama, gpt_neox, qwen2, mistral"
         )
     kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
