@@ -20,13 +20,12 @@ class Shard:
 
 
 def shard(model: PreTrainedModel) -> Shard:
-    """Which part of a model's heads this process has; all of an ordinary model's.
-
-    Raises UnsupportedModel as `attention_layers` does.
-    """
+    """Which part of a model's heads this process has; all of an ordinary model's."""
+    if (getattr(model, "tp_size", None) or 1) == 1:
+        return Shard()
     weights: Any = attention_layers(model)[0].parameters()
-    mesh = next((each.device_mesh for each in weights if hasattr(each, "device_mesh")), None)
-    return Shard() if mesh is None else Shard(mesh.get_local_rank(), mesh.size())
+    mesh = next(each.device_mesh for each in weights if hasattr(each, "device_mesh"))
+    return Shard(mesh.get_local_rank(), mesh.size())
 
 
 def own_part(weight: Any) -> Tensor:
