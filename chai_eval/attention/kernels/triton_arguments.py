@@ -79,3 +79,14 @@ class Block(NamedTuple):
     chunked: Any
     matrices: Any
     widened: Any
+
+
+class Joined(NamedTuple):
+    """Sizes of what is joined; the padded ones, powers of 2, are constants to the compiler."""
+
+    heads: Any
+    queries: Any
+    splits: Any
+    width: Any
+    padded_splits: Any
+    padded_width: Any

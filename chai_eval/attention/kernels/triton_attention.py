@@ -19,18 +19,20 @@ import triton.language as tl
 def _members(lookup, row, program, block):
     """The cluster of a program, and the heads whose values it reads: `[MEMBERS]`, -1 for none."""
     if block.members == 1:
+        heads = program + tl.arange(0, 1)
         cluster = program
         if lookup.cluster is not None:
             cluster = tl.load(lookup.cluster + row * lookup.cluster_row + program).to(tl.int32)
-        return cluster, tl.arange(0, 1) + program
-    cluster = program // block.pieces
-    head = tl.arange(0, block.padded_heads)
-    table = lookup.cluster + row * lookup.cluster_row + head
-    mine = (tl.load(table, mask=head < block.heads, other=-1).to(tl.int32) == cluster).to(tl.int32)
-    number = tl.cumsum(mine, 0) * mine - 1  # among the cluster's, from 0; -1 for heads of others
-    wanted = program % block.pieces * block.members + tl.arange(0, block.members)
-    found = number[:, None] == wanted[None, :]
-    return cluster, tl.sum(tl.where(found, head[:, None] + 1, 0), 0) - 1
+    else:
+        cluster = program // block.pieces
+        head = tl.arange(0, block.padded_heads)
+        table = lookup.cluster + row * lookup.cluster_row + head
+        mine = (tl.load(table, mask=head < block.heads, other=-1).to(tl.int32) == cluster).to(tl.int32)
+        number = tl.cumsum(mine, 0) * mine - 1  # among the cluster's, from 0; -1 for heads of others
+        wanted = program % block.pieces * block.members + tl.arange(0, block.members)
+        found = number[:, None] == wanted[None, :]
+        heads = tl.sum(tl.where(found, head[:, None] + 1, 0), 0) - 1
+    return cluster, heads
 
 
 @triton.jit
@@ -44,10 +46,12 @@ def _along_values(each, block):
 def _lines(states, lookup, row, column, stop, block):
     """Where the columns of a row begin: offsets `[n]`, int64; columns from `stop` on may lie anywhere."""
     if lookup.pages is None:
-        return row * states.row + column.to(tl.int64) * states.column
-    pages = lookup.pages + row * lookup.pages_row + column // block.page
-    page = tl.load(pages, mask=column < stop, other=0).to(tl.int64)
-    return page * states.row + (column % block.page) * states.column
+        lines = row * states.row + column.to(tl.int64) * states.column
+    else:
+        pages = lookup.pages + row * lookup.pages_row + column // block.page
+        page = tl.load(pages, mask=column < stop, other=0).to(tl.int64)
+        lines = page * states.row + (column % block.page) * states.column
+    return lines
 
 
 @triton.jit
@@ -58,12 +62,12 @@ def _product(left, right, block):
 
 
 @triton.jit
-def _step(carry, asking, reads, limits, at, block):
+def _step(carry, meets, reads, limits, seen, block):
     """Take the next keys and values into the running maximum, sum and weighted values."""
     best, total, joint = carry
-    query, scale, first_score, position = asking
+    query, first_score, position = meets
     key, value, lookup, row, key_head, value_head, read = reads
-    stop, window, masked = limits
+    at, stop, masked = limits
     column = at + tl.arange(0, block.keys)
     inside = column < stop
     width = tl.arange(0, block.padded_key)
@@ -74,17 +78,17 @@ def _step(carry, asking, reads, limits, at, block):
         scores = _product(query, tl.trans(keys), block)
     else:
         scores = tl.sum(keys.to(tl.float32) * query.to(tl.float32), 1)[None, :]
-    if first_score is not None:
+    if seen.first_score is not None:
         scores = tl.where((column == 0)[None, :], first_score[:, None], scores)
-    scores *= scale
+    scores *= seen.scale
     if masked:
-        seen = inside[None, :] & (column[None, :] <= position[:, None])
-        if window is not None:
+        shown = inside[None, :] & (column[None, :] <= position[:, None])
+        if seen.window is not None:
             if block.chunked:
-                seen = seen & (column[None, :] // window == position[:, None] // window)
+                shown = shown & (column[None, :] // seen.window == position[:, None] // seen.window)
             else:
-                seen = seen & (position[:, None] - column[None, :] < window)
-        scores = tl.where(seen, scores, float("-inf"))
+                shown = shown & (position[:, None] - column[None, :] < seen.window)
+        scores = tl.where(shown, scores, float("-inf"))
     higher = tl.maximum(best, tl.max(scores, 1))
     # A query that has seen nothing yet keeps a maximum of minus infinity: there is nothing to rescale.
     from_here = tl.where(higher == float("-inf"), 0.0, higher)
@@ -146,18 +150,13 @@ def _keys_of(seen, row, block):
 
 
 @triton.jit
-def _asked(query, seen, at, block):
-    """The queries of a program, `[queries, d_k]`, and their products with column 0 where these are given."""
+def _asked(query, at, asked, block):
+    """The queries of a program: `[queries, d_k]`."""
     row, cluster, index = at
-    asked, width = index < seen.queries, tl.arange(0, block.padded_key)
+    width = tl.arange(0, block.padded_key)
     line = query.start + row * query.row + cluster.to(tl.int64) * query.head
     there = line + index.to(tl.int64)[:, None] * query.column + width[None, :] * query.width
-    asking = tl.load(there, mask=asked[:, None] & (width < block.key_width)[None, :], other=0.0)
-    first_score = seen.first_score
-    if seen.first_score is not None:
-        line = seen.first_score + (row * block.clusters + cluster) * seen.queries
-        first_score = tl.load(line + index, mask=asked, other=0.0).to(tl.float32)
-    return asking, first_score
+    return tl.load(there, mask=asked[:, None] & (width < block.key_width)[None, :], other=0.0)
 
 
 @triton.jit
@@ -177,8 +176,13 @@ def attention(states, lookup, seen, out, block):
     read = (_along_values(heads, block) >= 0) & (wide < block.value_width)
 
     index, position, nearest, start, stop, split = _keys_of(seen, row, block)
-    asking, first_score = _asked(query, seen, (row, cluster, index), block)
-    meets = (asking, seen.scale, first_score, position)
+    asked = index < seen.queries
+    asking = _asked(query, (row, cluster, index), asked, block)
+    first_score = tl.zeros([block.queries], tl.float32)
+    if seen.first_score is not None:
+        there = seen.first_score + (row * block.clusters + cluster) * seen.queries + index
+        first_score = tl.load(there, mask=asked, other=0.0).to(tl.float32)
+    meets = (asking, first_score, position)
     reads = (key, value, lookup, row, key_head, _along_values(value_head, block), read)
     best = tl.full([block.queries], float("-inf"), tl.float32)
     total = tl.zeros([block.queries], tl.float32)
@@ -188,24 +192,23 @@ def attention(states, lookup, seen, out, block):
     if seen.window is None:
         middle += tl.maximum(tl.minimum(nearest + 1, stop) - start, 0) // block.keys * block.keys
     for at in range(start, middle, block.keys):
-        best, total, joint = _step((best, total, joint), meets, reads, (stop, seen.window, False), at, block)
+        best, total, joint = _step((best, total, joint), meets, reads, (at, stop, False), seen, block)
     for at in range(middle, stop, block.keys):
-        best, total, joint = _step((best, total, joint), meets, reads, (stop, seen.window, True), at, block)
+        best, total, joint = _step((best, total, joint), meets, reads, (at, stop, True), seen, block)
     _store(out, (best, total, joint), (row, heads, split, index, seen.queries), block)
 
 
 @triton.jit
 def join(parts, out, sizes):
     """Weigh the outputs of splits by their sums; of a program: a head, a query, a row."""
-    heads, queries, splits, padded_splits, width, padded_width = sizes
     head, query, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    split, column = tl.arange(0, padded_splits), tl.arange(0, padded_width)
-    line = parts.logarithm + ((row * heads + head) * splits + split) * queries + query
-    logarithm = tl.load(line, mask=split < splits, other=float("-inf"))
+    split, column = tl.arange(0, sizes.padded_splits), tl.arange(0, sizes.padded_width)
+    line = parts.logarithm + ((row * sizes.heads + head) * sizes.splits + split) * sizes.queries + query
+    logarithm = tl.load(line, mask=split < sizes.splits, other=float("-inf"))
     weight = tl.exp2(logarithm - tl.max(logarithm, 0))
     there = parts.start + row * parts.row + head * parts.head + query * parts.query
     there = there + split[:, None] * parts.split + column[None, :]
-    mask = (split < splits)[:, None] & (column < width)[None, :]
+    mask = (split < sizes.splits)[:, None] & (column < sizes.width)[None, :]
     weighed = tl.sum(tl.load(there, mask=mask, other=0.0) * weight[:, None], 0) / tl.sum(weight, 0)
     there = out.start + row * out.row + head * out.head + query * out.query + column
-    tl.store(there, weighed, mask=column < width)
+    tl.store(there, weighed, mask=column < sizes.width)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chai_eval.attention.kernels.triton_arguments import Block, Lookup, Output, Seen, Strided
+from chai_eval.attention.kernels.triton_arguments import Block, Joined, Lookup, Output, Seen, Strided
 from chai_eval.attention.kernels.triton_attention import attention, join
 from chai_eval.attention.masks import Chunk, Window, width
 
@@ -121,8 +121,8 @@ def launch(query: Tensor, key: Tensor, value: Tensor, heads: Heads, columns: Col
         num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     if split:
-        padded = (triton.next_power_of_2(tuning.splits), block.padded_value.value)
-        sizes = (count, queries, tuning.splits, tl.constexpr(padded[0]), value.shape[3], tl.constexpr(padded[1]))
+        padded = (triton.next_power_of_2(tuning.splits), triton.next_power_of_2(value.shape[3]))
+        sizes = Joined(count, queries, tuning.splits, value.shape[3], *map(tl.constexpr, padded))
         join[(count, queries, rows)](parts, final, sizes)
     return out
 
