@@ -1,0 +1,47 @@
+"""Many queries on a GPU: a cluster's probabilities meet the values of several members, see `triton_attention`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from chai_eval.attention.kernels.triton_launch import Columns, Heads, Tuning, launch, shared_memory
+from chai_eval.attention.sharing import SharedHeads
+from chai_eval.attention.view import View
+
+# Numbers of outputs that a program holds in registers, `members * d_v` of them for each of its 64 queries.
+WIDEST = 512
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view: View, first: int) -> Tensor:
+    """Output of every head for queries in columns `first` and after; of the representatives alone with shared values.
+
+    Parameters, results and their shapes are those of `decode.attend`.
+    """
+    columns = Columns(view.scaling, view.rows.past, first, view.binding)
+    if shared.share_value:
+        return prompt(query, key, value, Heads(slot=shared.slot, value=shared.slot), columns)
+    return prompt(query, key, value, Heads(shared.membership.cluster, shared.slot), columns)
+
+
+def prompt(
+    query: Tensor, key: Tensor, value: Tensor, heads: Heads, columns: Columns, tuning: Tuning | None = None
+) -> Tensor:
+    """Output of every head, `[rows, heads, queries, d_v]`; parameters are those of `triton_launch.launch`."""
+    return launch(query, key, value, heads, columns, tuning or tuned(query, value, heads))
+
+
+def tuned(query: Tensor, value: Tensor, heads: Heads) -> Tuning:
+    """What suits a GPU, from shapes and the memory that its multiprocessors share."""
+    count = query.shape[1] if heads.cluster is None else heads.cluster.shape[1]
+    mean = triton.cdiv(count, query.shape[1])
+    exact = value.dtype == torch.float32  # no matrix units: what is held at once has to be small
+    widest = WIDEST // 4 if exact else WIDEST
+    members = max(min(triton.next_power_of_2(mean), widest // triton.next_power_of_2(value.shape[3])), 1)
+    if heads.cluster is None:
+        members = 1
+    wide = members * value.shape[3]
+    queries = 32 if exact else 64 if wide > 128 else 128
+    keys = 32 if exact or (wide > 256 and shared_memory(value.device) < 160 << 10) else 64
+    return Tuning(members, queries, keys, warps=4 if exact else 8)
