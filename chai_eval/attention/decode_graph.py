@@ -174,7 +174,7 @@ def _captured(steps: DecodingSteps) -> str | None:
 def in_rows(cache: DynamicCache) -> ClusteredCache:
     """A cache that the model's own attention filled, without padding, as one that `Hooks` with no changes go on from.
 
-    NotFixedError for layers that keep a window only, or anything but keys and values.
+    It is emptied, so that nothing is held twice. NotFixedError for layers that keep a window only, or anything but keys and values.
     """
     plain = [layer for layer in cache.layers if type(layer) is DynamicLayer]
     if cache.offloading or len(plain) < len(cache.layers):
@@ -188,6 +188,8 @@ def in_rows(cache: DynamicCache) -> ClusteredCache:
         layer.lengths = torch.full((len(keys),), keys.shape[2], device=keys.device)
         layer.width, layer.aligned = keys.shape[2], True
         layer.count(keys.shape[2])
+        held.keys = held.values = None
+        held.is_initialized = False
     return found
 
 
