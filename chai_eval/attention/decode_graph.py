@@ -174,7 +174,8 @@ def _captured(steps: DecodingSteps) -> str | None:
 def in_rows(cache: DynamicCache) -> ClusteredCache:
     """A cache that the model's own attention filled, without padding, as one that `Hooks` with no changes go on from.
 
-    It is emptied, so that nothing is held twice. NotFixedError for layers that keep a window only, or anything but keys and values.
+    It is emptied, so that nothing is held twice. NotFixedError for layers that keep a window only, or anything but keys
+    and values.
     """
     plain = [layer for layer in cache.layers if type(layer) is DynamicLayer]
     if cache.offloading or len(plain) < len(cache.layers):

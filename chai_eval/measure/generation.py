@@ -18,7 +18,6 @@ from chai_eval.attention.passes import cache_in
 from chai_eval.measure.clock import Clock
 from chai_eval.measure_settings import Point
 
-
 # Said of steps that a GPU runs as one graph; of others, why they are run one operation after the other.
 CAPTURED, EAGER = "captured", "not captured: "
 
@@ -85,9 +84,7 @@ def timed(model: PreTrainedModel, tokens: Tensor, steps: int, clock: Clock) -> T
 
 
 @contextmanager
-def prepared(
-    generation: Generation, steps: int, *, capture: bool
-) -> Iterator[tuple[Callable[[], object], str | None]]:
+def prepared(generation: Generation, steps: int, *, capture: bool) -> Iterator[tuple[Callable[[], object], str | None]]:
     """What decodes one more token, so many times, after the prefill; and how, where it was to be captured.
 
     The model's own attention goes on from the cache that it filled, in rows: its steps are then those of methods.
@@ -103,9 +100,10 @@ def prepared(
     try:
         if own and isinstance(cache, DynamicCache):
             past = {name: in_rows(cache)}
-        with apply(model, Hooks()) if own else nullcontext(), decoding_steps(
-            model, past, generation.new[-1], steps
-        ) as (found, why):
+        with (
+            apply(model, Hooks()) if own else nullcontext(),
+            decoding_steps(model, past, generation.new[-1], steps) as (found, why),
+        ):
             yield found.step, CAPTURED if why is None else EAGER + why
     except NotFixedError as error:
         yield generation.forward, EAGER + str(error)
