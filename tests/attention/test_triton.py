@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chai_eval.attention import Chunk, Rows, SharedHeads, View, membership_from_labels
 from chai_eval.attention.kernels.triton_arguments import Columns, Heads, Tuning
-from tests.attention.triton_worker import called, worker
+from tests.attention.tiny import padded, requests
+from tests.attention.triton_worker import called, generated, worker
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -27,9 +29,14 @@ PLACE = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> Iterator[Callable[..., Any]]:
+def interpreter() -> Iterator[Callable[..., Any]]:
     with worker(TRITON_INTERPRET="1", OMP_NUM_THREADS="1") as call:
-        yield lambda *args: call(called, *args)
+        yield call
+
+
+@pytest.fixture
+def interpreted(interpreter: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(interpreter, called)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -194,3 +201,16 @@ def test_attention_of_a_view_is_that_of_pytorch_s_kernels(
         found = heads_of(found, membership.cluster)
     with torch.no_grad():
         torch.testing.assert_close(found, shared_attention(*given), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("model", "method"), [("llama", "chai"), ("llama_gqa", "v_reuse")])
+def test_a_model_generates_by_the_kernels_what_it_generates_by_pytorch_s(
+    interpreter: Callable[..., Any], model: str, method: str
+) -> None:
+    ids, mask = padded(requests([19, 23]), "left")
+    batch = {"input_ids": ids, "attention_mask": mask}
+    settings = {"clusters": [3, 8, 2]}
+    found, calls = interpreter(partial(generated, model, method, settings, batch, kernels=True))
+    expected, none = generated(model, method, settings, batch, kernels=False)
+    assert (calls, none) == (2 * 3, 0)  # two layers are clustered, in a prompt and two tokens
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

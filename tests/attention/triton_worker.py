@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 
 @contextmanager
@@ -81,12 +82,9 @@ def compiled(architecture: int, *calls: tuple[Any, ...]) -> list[Compiled]:
         )
 
     driver.set_active(Absent())
-    JITFunction.run = run
-    try:
+    with patch.object(JITFunction, "run", run):
         for call in calls:
             called(*call)
-    finally:
-        JITFunction.run = launch
     return found
 
 
@@ -99,3 +97,28 @@ def _stack(cubin: bytes) -> int:
     path.write_bytes(cubin)
     told = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     return int(re.findall(r"STACK:(\d+)", told)[0])
+
+
+def generated(model: str, method: str, settings: dict[str, Any], batch: dict[str, Any], *, kernels: bool) -> Any:
+    """Logits of three tokens that a tiny model generates, `[rows, 3, vocabulary]`; and by how many GPU kernels' calls.
+
+    With `kernels` shared attention is that of the GPU's kernels.
+    """
+    import torch
+
+    from chai_eval import build_method
+    from chai_eval.attention.kernels import gpu
+    from tests.attention.tiny import MODELS
+
+    calls, attend, built = [], gpu.attend, MODELS[model]()
+    with (
+        patch.object(gpu, "takes", lambda query, key, value, view: kernels),
+        patch.object(gpu, "attend", lambda *given: calls.append(given) or attend(*given)),
+        build_method(method, **settings).applied(built),
+        torch.no_grad(),
+    ):
+        out = built.generate(
+            **batch, max_new_tokens=3, min_new_tokens=3, do_sample=False, output_logits=True, pad_token_id=0,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+    return torch.stack(out.logits, 1), len(calls)
