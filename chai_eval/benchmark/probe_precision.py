@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from statsmodels.stats.weightstats import DescrStatsW
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -38,6 +37,7 @@ from chai_eval.measure.serialise import to_json
 from chai_eval.methods.clusters import cluster_counts
 from chai_eval.models import load, model_settings
 from chai_eval.scoring.compare import kl_divergence
+from chai_eval.student import student_interval
 
 PROBE = 5
 BATCH = 8
@@ -192,8 +192,7 @@ def _costs(
 
 
 def _cost(values: Tensor) -> Cost:
-    low, high = DescrStatsW(values.numpy()).tconfint_mean() if len(values) > 1 else (math.nan, math.nan)
-    known = [None if math.isnan(each) else float(each) for each in (low, high)]
+    known = [None if math.isnan(each) else each for each in student_interval(values.numpy())]
     return Cost(float(values.mean()), known[0], known[1], [round(each, 6) for each in values.tolist()])
 
 

@@ -23,11 +23,11 @@ from chai_eval.calibration.progress import progress
 from chai_eval.calibration.sums import ErrorCurves
 from chai_eval.experiments.figures import Curve, legend, lines, panels
 from chai_eval.experiments.outcome import Outcome
-from chai_eval.experiments.paper import incomparable
 from chai_eval.experiments.plan import Plan
 from chai_eval.experiments.seen import Sample, interval_text, mean_interval, read_sample
 from chai_eval.markdown import table
 from chai_eval.methods.clusters import cluster_counts
+from chai_eval.report.paper import incomparable
 from chai_eval.resources import paper_dir
 from chai_eval.session import Session
 

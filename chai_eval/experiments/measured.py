@@ -12,7 +12,6 @@ import pandas as pd
 
 from chai_eval.experiments.figures import Curve, legend, lines, panels
 from chai_eval.experiments.outcome import Outcome, named
-from chai_eval.experiments.paper import LEGEND, headline, incomparable, verdict
 from chai_eval.experiments.plan import Plan
 from chai_eval.experiments.seen import interval_text
 from chai_eval.markdown import table
@@ -22,6 +21,7 @@ from chai_eval.measure.serialise import from_json
 from chai_eval.measure.statistics import Quantiles, Ratio
 from chai_eval.measure.stored import measured
 from chai_eval.methods import build_method
+from chai_eval.report.paper import LEGEND, headline, incomparable, verdict
 from chai_eval.session import Session
 from chai_eval.store.folder import check_writable
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from statsmodels.stats.weightstats import DescrStatsW
 
 from chai_eval.evaluation import Result
-from chai_eval.experiments.paper import incomparable, paper_figure, verdict
 from chai_eval.experiments.plan import Plan
+from chai_eval.report.paper import incomparable, paper_figure, verdict
 from chai_eval.report.rows import row as compared_row
 from chai_eval.report.statistics import Difference, paired_difference
 from chai_eval.report.tables import Row
@@ -23,6 +22,7 @@ from chai_eval.run import Compared, Report
 from chai_eval.scoring.fidelity import plain, summary
 from chai_eval.settings import Settings
 from chai_eval.store.record import read_fidelity
+from chai_eval.student import student_interval
 
 ALL = "all"
 SAVING = "saving"
@@ -190,5 +190,5 @@ def _closer(before: list[Compared], after: list[Compared]) -> dict[str, Any]:
     values = np.concatenate(differences)
     if not len(values) or not np.isfinite(values).all():
         return {}
-    low, high = (math.nan, math.nan) if np.ptp(values) == 0 else DescrStatsW(values).tconfint_mean()
+    low, high = student_interval(values)
     return {"kl_difference": float(values.mean()), "kl_difference_low": low, "kl_difference_high": high}

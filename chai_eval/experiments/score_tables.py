@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from chai_eval.experiments.paper import LEGEND, shown
 from chai_eval.experiments.plan import Plan
 from chai_eval.experiments.score_rows import ALL
 from chai_eval.markdown import table
+from chai_eval.report.paper import LEGEND, shown
 
 
 def body(plan: Plan, ours: pd.DataFrame, beside: pd.DataFrame | None) -> str:

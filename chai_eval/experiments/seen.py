@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from statsmodels.stats.weightstats import DescrStatsW
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +18,7 @@ from chai_eval.data.text import open_text
 from chai_eval.experiments.plan import Plan
 from chai_eval.methods import build_method
 from chai_eval.session import LoadedModel, Session
+from chai_eval.student import student_interval
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,7 @@ def mean_interval(values: ArrayLike) -> tuple[float, float, float]:
     given = given[~np.isnan(given)]
     if not given.size:
         return math.nan, math.nan, math.nan
-    if given.size < 2 or np.ptp(given) == 0:
-        return float(given.mean()), math.nan, math.nan
-    low, high = DescrStatsW(given).tconfint_mean()
-    return float(given.mean()), float(low), float(high)
+    return float(given.mean()), *student_interval(given)
 
 
 def interval_text(found: Iterable[float], digits: int = 2, times: float = 1.0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from statsmodels.stats.weightstats import DescrStatsW
 from transformers import PreTrainedModel
 
 from chai_eval.errors import SettingError
@@ -18,6 +18,7 @@ from chai_eval.frontier.settings import FrontierSettings
 from chai_eval.methods import METHODS, Method
 from chai_eval.methods.costs import described_costs
 from chai_eval.scoring.fidelity import Fidelity, by_position, plain, summary
+from chai_eval.student import student_interval
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,4 @@ def best_at(frame: pd.DataFrame, rows: dict[str, pd.DataFrame], share: float, of
 def _paired(one: pd.DataFrame, other: pd.DataFrame) -> tuple[float, float]:
     """95 % interval of the mean difference over sequences (Student's)."""
     difference: NDArray[np.float64] = one["divergence"].to_numpy(float) - other["divergence"].to_numpy(float)
-    if len(difference) < 2:
-        return -np.inf, np.inf
-    low, high = DescrStatsW(difference).tconfint_mean()
-    return float(low), float(high)
+    return student_interval(difference, unknown=math.inf)

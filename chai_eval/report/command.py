@@ -15,6 +15,7 @@ from chai_eval.page.svg import drawing, on_page, save
 from chai_eval.report.changed import changes
 from chai_eval.report.columns import Table
 from chai_eval.report.decision import Decision, decide
+from chai_eval.report.experiments import experiment_tables
 from chai_eval.report.heads import heads_of
 from chai_eval.report.pairs import pairs
 from chai_eval.report.records import Records, read_records
@@ -54,6 +55,7 @@ def report(settings: ReportSettings, command: str) -> tuple[Path, list[Decision]
     decisions = [decide(model, settings.saving, records, found, heads[model]) for model in models]
     tables = [score_table(found), pooled_table(found), frontier_table(records), measured_table(records)]
     tables += [ranking_table(each.ranking) for each in decisions if each.ranking is not None]
+    tables += experiment_tables(records)
     shown, claims, sources = [each for each in tables if each.lines], claim_table(found), record_table(records)
     with drawing("report"):
         figures = draw_all(records, found, command) if drawn else []

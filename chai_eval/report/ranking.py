@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from statsmodels.stats.weightstats import DescrStatsW
 
 from chai_eval.report.pairs import Pair
 from chai_eval.report.records import Stored
 from chai_eval.report.statistics import Difference, paired_difference
+from chai_eval.student import student_interval
 
 # By how much a saving may fall short: counts of heads are whole numbers.
 SHORT_OF = 0.005
@@ -44,12 +44,12 @@ class Loss:
     @property
     def kl(self) -> tuple[float, float, float]:
         """Mean and its 95 % interval (Student's), from 0."""
-        low, high = _interval(self.divergence)
+        low, high = student_interval(self.divergence, unknown=math.inf)
         return float(self.divergence.mean()), max(low, 0.0), high
 
     def more_than(self, other: Loss) -> tuple[float, float]:
         """95 % interval of how much more this one loses than another, over what both have read."""
-        return _interval((self.divergence - other.divergence).dropna())
+        return student_interval((self.divergence - other.divergence).dropna(), unknown=math.inf)
 
 
 @dataclass(frozen=True)
@@ -215,13 +215,6 @@ def _scores_of(method: str, found: Sequence[Pair], pooled: dict[str, Pooled], sa
     return min(
         enough, key=lambda each: (round(each.saved or 0, 2), each.unusual, -each.tasks, each.label), default=None
     )
-
-
-def _interval(values: pd.Series[float]) -> tuple[float, float]:
-    if len(values) < 2 or not np.isfinite(values).all() or np.ptp(values) == 0:
-        return -math.inf, math.inf
-    low, high = DescrStatsW(values.to_numpy(float)).tconfint_mean()
-    return float(low), float(high)
 
 
 def _brief(settings: str) -> str:

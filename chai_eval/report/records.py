@@ -118,7 +118,9 @@ def _read_result(folder: Path, found: Records, keys: set[tuple[str, ...]]) -> No
     assert record is not None  # the file is there
     others = {"measure": found.measurements, "experiment": found.experiments}
     if (kind := record.get("kind")) in others:
-        others[kind].append(Stored(folder, record))
+        data = folder / "data.csv"
+        tables = {"data": pd.read_csv(data, keep_default_na=False, na_values=[""])} if data.exists() else {}
+        others[kind].append(Stored(folder, record, tables))
         return
     if lacking := [name for name in NEEDED if name not in record]:
         raise RunError(f"{folder / RECORD}: lacks {', '.join(lacking)}")

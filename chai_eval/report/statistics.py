@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import bootstrap, norm
 from statsmodels.stats.contingency_tables import mcnemar
-from statsmodels.stats.weightstats import DescrStatsW
+
+from chai_eval.student import student_interval
 
 RESAMPLES = 9999
 # Numbers drawn at once: 32 MiB for each of the sums.
@@ -68,7 +69,7 @@ def paired_difference(baseline: ArrayLike, method: ArrayLike, *, level: float = 
             gained=int((difference > 0).sum()), lost=int((difference < 0).sum()), n=first.size, level=level
         )
     else:
-        low, high = _student(difference, level)
+        low, high = student_interval(difference, level=level)
     return Difference(points, 100 * low, 100 * high, exact_mcnemar(first, second))
 
 
@@ -154,11 +155,3 @@ def _bonett_price(*, gained: int, lost: int, n: int, level: float) -> tuple[floa
     up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
     half = float(norm.ppf((1 + level) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     return max(-1.0, up - down - half), min(1.0, up - down + half)
-
-
-def _student(difference: NDArray[np.float64], level: float) -> tuple[float, float]:
-    # Differences that are all the same have no spread to judge by; a point would claim certainty.
-    if difference.size < 2 or np.ptp(difference) == 0:
-        return math.nan, math.nan
-    low, high = DescrStatsW(difference).tconfint_mean(alpha=1 - level)
-    return float(low), float(high)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chai_eval.report import paper
 from chai_eval.report.pairs import Pair
 from chai_eval.report.paper import published
 from chai_eval.report.ranking import beside, task_losses
 from chai_eval.report.statistics import Difference
+from chai_eval.settings import MethodSettings
 
 # The paper's model that has most figures: shown where a model isn't the paper's.
 SHOWN = "llama7b"
@@ -37,17 +39,23 @@ class Claim:
 def verdict(pair: Pair) -> tuple[float | None, str]:
     """The paper's difference in points for a method on a task, and what ours makes of it."""
     model = pair.result.record["config"]["model"].get("paper")
-    value = published(model or SHOWN, pair.method, pair.task)
+    method = MethodSettings(pair.method, pair.result.method_settings)
+    value = paper.paper_figure(model or SHOWN, method, pair.task)
     difference = pair.row.difference
     if value is None:
         return None, "the paper has no figure"
+    if isinstance(value, str):
+        return None, f"not comparable: the paper gives a range over its tasks ({value} on {model or SHOWN})"
     if model is None:
         return value, f"not comparable: the paper's figure is of {SHOWN}"
     if difference is None or math.isnan(difference.low):
         return value, "not comparable: ours has no interval"
-    if difference.low <= value <= difference.high:
-        return value, "agrees: the paper's difference lies in our interval"
-    return value, f"differs by {difference.points - value:+.2f} points; the paper's lies outside our interval"
+    said = paper.verdict((difference.points, difference.low, difference.high), value)
+    why = {
+        "agrees": ": the paper's difference lies in our interval",
+        "differs": "; the paper's lies outside our interval",
+    }
+    return value, said + why.get(said.split()[0], "")
 
 
 def claims(model: str, found: Sequence[Pair]) -> list[Claim]:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from lm_eval.api.instance import Instance
 from numpy.typing import NDArray
-from statsmodels.stats.weightstats import DescrStatsW
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,6 +25,7 @@ from chai_eval.scoring.positions import NAMED, position_edges, without_bins
 from chai_eval.scoring.prepare import PreparedTask
 from chai_eval.scoring.runner import Runner
 from chai_eval.scoring.tokens import request_tokens
+from chai_eval.student import student_interval
 
 
 @dataclass(frozen=True)
@@ -210,11 +210,6 @@ def plain(found: Fidelity) -> dict[str, Any]:
 
 def student_mean(values: NDArray[np.float64], low: float, high: float) -> Mean:
     """The mean of values from `low` to `high`, which its interval keeps to as well."""
-    if not np.isfinite(values).all():
-        return Mean(float(values.mean()), math.nan, math.nan)
-    found = DescrStatsW(values)
-    # Values that are all the same have no spread to judge by; a point would claim certainty.
-    if np.ptp(values) == 0:
-        return Mean(float(found.mean), math.nan, math.nan)
-    lower, upper = found.tconfint_mean()
-    return Mean(float(found.mean), max(float(lower), low), min(float(upper), high))
+    lower, upper = student_interval(values)
+    # nan stays nan: it stands first.
+    return Mean(float(values.mean()), max(lower, low), min(upper, high))

@@ -14,7 +14,7 @@ from scipy.stats import ttest_rel
 
 from chai_eval.cli import main
 from chai_eval.experiments import scores
-from chai_eval.experiments.paper import paper_figure, verdict
+from chai_eval.report.paper import paper_figure, verdict
 from chai_eval.report.statistics import Difference, paired_difference
 from chai_eval.resources import paper_dir
 from chai_eval.settings import MethodSettings

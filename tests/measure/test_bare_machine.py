@@ -43,6 +43,7 @@ ABSENT = {
     "rich",
     "psutil",
     "datasets",
+    "triton",
 }
 
 

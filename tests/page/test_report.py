@@ -13,11 +13,13 @@ import pytest
 from scipy.stats import binomtest, ttest_rel
 from statsmodels.stats.contingency_tables import mcnemar
 
+from chai_eval.checksum import sha256_of, write_document
 from chai_eval.cli import main
 from chai_eval.report.command import report
 from chai_eval.report.decision import Decision
 from chai_eval.report_settings import ReportSettings
-from tests.page.made import documents, frontier, result
+from chai_eval.store.record import LAYOUT, RECORD
+from tests.page.made import HARMFUL, documents, frontier, result
 
 COUNT = 60
 
@@ -255,3 +257,27 @@ def test_folders_without_records_are_refused_and_several_are_read(
     assert "has no record of a run" in capsys.readouterr().err
     assert main(["report", "results_dir=[empty,results]", "out=here", "figures=false"]) == 0
     assert json.loads(json.dumps(capsys.readouterr().out)).endswith("here/index.html\n")
+
+
+def test_what_experiments_found_stands_on_the_page_where_it_is_short_enough_to_read(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    result(folder, "mha", flips(4, 2)[0])
+    for name, lines, quick in (("head_correlation", 3, True), ("latency", 201, False)):
+        place = folder / "experiments" / name / "tiny"
+        place.mkdir(parents=True)
+        frame = pd.DataFrame({"layer": range(lines), "mean": [0.25, None, *[0.5] * (lines - 2)], "quick": quick})
+        frame.to_csv(place / "data.csv", index=False)
+        content = {
+            "kind": "experiment", "experiment": name, "title": f"{HARMFUL} {name}", "quick": quick,
+            "model": {"name": "tiny"}, "command": "python -m chai_eval", "layout": LAYOUT,
+        }  # fmt: skip
+        write_document(place / RECORD, content, {"data.csv": sha256_of(place / "data.csv")})
+    out, *_ = made(folder)
+    shown = table(folder, "experiment-head-correlation-tiny-quick")
+    assert shown["layer"].tolist() == [0, 1, 2]
+    assert shown["mean"].tolist()[::2] == [0.25, 0.5]
+    assert "quick" not in shown
+    page = (out / "index.html").read_text()
+    assert "A quick look" in page
+    assert HARMFUL not in page
+    assert not (out / "tables" / "experiment-latency-tiny.csv").exists()

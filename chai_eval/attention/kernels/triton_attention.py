@@ -39,7 +39,8 @@ def _members(lookup, row, program, block):
 def _along_values(each, block):
     """One number per member for all of its values, side by side: `[MEMBERS]` to `[MEMBERS * d_v]`."""
     wide = tl.broadcast_to(each[:, None], (block.members, block.padded_value))
-    return tl.reshape(wide, (block.members * block.padded_value,))
+    # The compiler must be told, else it reads and writes number by number.
+    return tl.max_constancy(tl.reshape(wide, (block.members * block.padded_value,)), block.padded_value)
 
 
 @triton.jit
@@ -187,13 +188,14 @@ def attention(states, lookup, seen, out, block):
     best = tl.full([block.queries], float("-inf"), tl.float32)
     total = tl.zeros([block.queries], tl.float32)
     joint = tl.zeros([block.queries, block.members * block.padded_value], tl.float32)
-    # Whole blocks of keys that every query sees need no mask.
+    # Whole blocks of keys that every query sees need no mask. Stages are named at the loops: by default only what a
+    # matrix product reads is loaded ahead.
     middle = start
     if seen.window is None:
         middle += tl.maximum(tl.minimum(nearest + 1, stop) - start, 0) // block.keys * block.keys
-    for at in range(start, middle, block.keys):
+    for at in tl.range(start, middle, block.keys, num_stages=block.stages):
         best, total, joint = _step((best, total, joint), meets, reads, (at, stop, False), seen, block)
-    for at in range(middle, stop, block.keys):
+    for at in tl.range(middle, stop, block.keys, num_stages=block.stages):
         best, total, joint = _step((best, total, joint), meets, reads, (at, stop, True), seen, block)
     _store(out, (best, total, joint), (row, heads, split, index, seen.queries), block)
 

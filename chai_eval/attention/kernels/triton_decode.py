@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from chai_eval.attention.kernels.triton_launch import Columns, Heads, Tuning, launch, multiprocessors
+from chai_eval.attention.kernels.triton_arguments import Columns, Heads, Tuning
+from chai_eval.attention.kernels.triton_launch import launch, multiprocessors
 from chai_eval.attention.sharing import SharedHeads
 from chai_eval.attention.view import View
 
@@ -14,6 +15,9 @@ MOST_MEMBERS = 8
 # Programs that a multiprocessor is given, so that some wait for memory while others compute.
 PROGRAMS_EACH = 4
 MOST_SPLITS = 64
+BYTES_AT_ONCE = 32 << 10
+# Queries from which on a prompt's kernel suits better.
+FEW_QUERIES = 16
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view: View, first: int) -> Tensor:
@@ -51,7 +55,8 @@ def fused(
     assert heads.cluster is not None
     rows, clusters, count = query.shape[0], query.shape[1], heads.cluster.shape[1]
     # Clusters are uneven: twice the mean leaves few of them to be read twice.
-    members = min(triton.next_power_of_2(triton.cdiv(2 * count, clusters)), MOST_MEMBERS)
+    most = MOST_MEMBERS if query.shape[2] == 1 else MOST_MEMBERS // 2
+    members = min(triton.next_power_of_2(triton.cdiv(2 * count, clusters)), most)
     programs = rows * max(clusters, triton.cdiv(count, members))
     return launch(query, key, value, heads, columns, tuning or tuned(query, value, programs, members))
 
@@ -59,13 +64,15 @@ def fused(
 def tuned(query: Tensor, value: Tensor, programs: int, members: int) -> Tuning:
     """What suits a GPU, from shapes alone: `programs` of so many `members`, times splits that fill it.
 
-    Keys are split by a row's own length, wherever it ends, and by the room that a cache has for it in no way.
+    Every program has its share of a row's own keys, so that a row far shorter than the room of its cache is split too.
     """
-    wide, room = members * value.shape[3], value.shape[2]
+    wide = members * value.shape[3]
     matrices = query.shape[2] > 1
-    # Some 32 KiB of values in flight for each program.
-    keys = max(min(triton.next_power_of_2(32768 // (wide * value.element_size())), 64), 16)
+    # Values that are loaded at once take up to 32 KiB, twice or three times, of what a multiprocessor has.
+    keys = max(min(BYTES_AT_ONCE // (wide * value.element_size()), 32), 16 if matrices else 8)
+    keys = 1 << (keys.bit_length() - 1)
+    stages = 2 if keys * wide * value.element_size() > BYTES_AT_ONCE // 2 else 3
     wanted = triton.cdiv(PROGRAMS_EACH * multiprocessors(query.device), programs)
-    splits = max(min(wanted, triton.cdiv(room, keys), MOST_SPLITS), 1)
+    splits = max(min(wanted, triton.cdiv(value.shape[2], keys), MOST_SPLITS), 1)
     queries = max(triton.next_power_of_2(query.shape[2]), 16) if matrices else 1
-    return Tuning(members, queries, keys, splits, matrices, warps=8 if wide > 256 else 4)
+    return Tuning(members, queries, keys, splits, matrices, warps=8 if wide > 256 else 4, stages=stages)

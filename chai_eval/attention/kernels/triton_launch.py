@@ -6,7 +6,6 @@ Nothing here looks at what a tensor on the device holds: a launch can be capture
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -14,80 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from chai_eval.attention.kernels.triton_arguments import Block, Joined, Lookup, Output, Seen, Strided
+from chai_eval.attention.kernels.triton_arguments import (
+    Block,
+    Columns,
+    Heads,
+    Joined,
+    Lookup,
+    Output,
+    Seen,
+    Strided,
+    Tuning,
+)
 from chai_eval.attention.kernels.triton_attention import attention, join
-from chai_eval.attention.masks import Chunk, Window, width
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Which heads meet, by tables of int64 or int32; `rows` is 1 or the number of rows.
-
-    Attributes
-    ----------
-    cluster : Tensor [rows, heads], or None
-        Which query each head asks with; None where each has its own.
-    slot : Tensor [rows, clusters], or None
-        Which key head each query meets; None where they correspond one to one.
-    value : Tensor [rows, heads], or None
-        Which value head each head reads; None where those of `heads // value heads` heads in a row read the same.
-    pages : Tensor [rows, n], or None
-        Where keys and values are paged: the pages in which each row's columns lie.
-    """
-
-    cluster: Tensor | None = None
-    slot: Tensor | None = None
-    value: Tensor | None = None
-    pages: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Columns:
-    """What queries see: query i of row r stands in column `past[r] + first + i`, and sees all up to its own.
-
-    Attributes
-    ----------
-    scale : float
-        Factor of the products of queries and keys.
-    past : Tensor [rows], int64 or int32, or None
-        None for zeros.
-    first : int
-    window : int, Chunk or None
-        Width of the sliding window, or the chunks.
-    first_score : Tensor [rows, clusters, queries], or None
-        Products, without the factor, that stand in for those with the keys in column 0.
-    """
-
-    scale: float
-    past: Tensor | None = None
-    first: int = 0
-    window: Window | None = None
-    first_score: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How much a program takes at a time, powers of 2 but for `splits`; none of it changes what is computed.
-
-    Attributes
-    ----------
-    members : int
-        Heads whose values meet the probabilities of one program. With 1, every head looks its representative up.
-    queries, keys : int
-    splits : int
-        Programs that share the keys of a block of queries.
-    matrices : bool
-        Products by matrix units, for which 16 queries and keys are the least.
-    warps, stages : int
-    """
-
-    members: int = 1
-    queries: int = 16
-    keys: int = 32
-    splits: int = 1
-    matrices: bool = True
-    warps: int = 4
-    stages: int = 2
+from chai_eval.attention.masks import Chunk, width
 
 
 def launch(query: Tensor, key: Tensor, value: Tensor, heads: Heads, columns: Columns, tuning: Tuning) -> Tensor:
@@ -144,6 +82,7 @@ def _block(query: Tensor, key: Tensor, value: Tensor, count: int, columns: Colum
         # Of a cluster with every head that is not another's only one.
         math.ceil((count - clusters + 1) / tuning.members),
         tuning.splits,
+        tuning.stages,
         key.shape[2],
         isinstance(columns.window, Chunk),
         tuning.matrices,
@@ -152,16 +91,20 @@ def _block(query: Tensor, key: Tensor, value: Tensor, count: int, columns: Colum
 
 
 def _lookup(heads: Heads, count: int, value: Tensor) -> Lookup:
+    tables = (heads.cluster, heads.slot, heads.value, heads.pages)
+    cluster, slot, of_value, pages = (
+        table if table is None or table.stride(1) == 1 else table.contiguous() for table in tables
+    )
     return Lookup(
-        heads.cluster,
-        _row_stride(heads.cluster),
-        heads.slot,
-        _row_stride(heads.slot),
-        heads.value,
-        _row_stride(heads.value),
+        cluster,
+        _row_stride(cluster),
+        slot,
+        _row_stride(slot),
+        of_value,
+        _row_stride(of_value),
         max(count // value.shape[1], 1),
-        heads.pages,
-        _row_stride(heads.pages),
+        pages,
+        _row_stride(pages),
     )
 
 
@@ -171,7 +114,8 @@ def _row_stride(table: Tensor | None) -> int:
 
 def _seen(columns: Columns, queries: int) -> Seen:
     window = None if columns.window is None else width(columns.window)
-    return Seen(columns.past, columns.first, queries, window, columns.scale * math.log2(math.e), columns.first_score)
+    first_score = None if columns.first_score is None else columns.first_score.contiguous()
+    return Seen(columns.past, columns.first, queries, window, columns.scale * math.log2(math.e), first_score)
 
 
 def _output(states: Tensor, sums: Tensor | None = None) -> Output:

@@ -6,7 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from chai_eval.attention.kernels.triton_launch import Columns, Heads, Tuning, launch, shared_memory
+from chai_eval.attention.kernels.triton_arguments import Columns, Heads, Tuning
+from chai_eval.attention.kernels.triton_launch import launch, shared_memory
 from chai_eval.attention.sharing import SharedHeads
 from chai_eval.attention.view import View
 
@@ -33,15 +34,18 @@ def prompt(
 
 
 def tuned(query: Tensor, value: Tensor, heads: Heads) -> Tuning:
-    """What suits a GPU, from shapes and the memory that its multiprocessors share."""
-    count = query.shape[1] if heads.cluster is None else heads.cluster.shape[1]
-    mean = triton.cdiv(count, query.shape[1])
-    exact = value.dtype == torch.float32  # no matrix units: what is held at once has to be small
-    widest = WIDEST // 4 if exact else WIDEST
-    members = max(min(triton.next_power_of_2(mean), widest // triton.next_power_of_2(value.shape[3])), 1)
-    if heads.cluster is None:
-        members = 1
-    wide = members * value.shape[3]
-    queries = 32 if exact else 64 if wide > 128 else 128
-    keys = 32 if exact or (wide > 256 and shared_memory(value.device) < 160 << 10) else 64
-    return Tuning(members, queries, keys, warps=4 if exact else 8)
+    """What suits a GPU, from shapes and the memory that its multiprocessors have.
+
+    Numbers are those that ptxas holds in registers, or nearly, for sm_80 and sm_90.
+    """
+    width = triton.next_power_of_2(value.shape[3])
+    if value.dtype == torch.float32:  # no matrix units: what is held at once has to be small
+        return Tuning(1, queries=32, keys=32, warps=8)
+    roomy = shared_memory(value.device) > 200 << 10
+    members = 1
+    if heads.cluster is not None:
+        mean = triton.cdiv(heads.cluster.shape[1], query.shape[1])
+        members = max(min(triton.next_power_of_2(mean), WIDEST // width), 1)
+    if members * width <= 128:
+        return Tuning(members, queries=128, keys=64, warps=8, stages=3 if roomy else 2)
+    return Tuning(members, queries=64, keys=64 if roomy else 32, warps=8)
