@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from chai_eval.attention.decode_graph import NotFixedError, decoding_steps, in_r
 from chai_eval.attention.inject import taken_over
 from chai_eval.attention.passes import cache_in
 from chai_eval.measure.clock import Clock
-from chai_eval.measure_settings import Point
+
+if TYPE_CHECKING:
+    from chai_eval.measure_settings import Point
 
 # Said of steps that a GPU runs as one graph; of others, why they are run one operation after the other.
 CAPTURED, EAGER = "captured", "not captured: "
