@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from chai_eval.attention import Membership, Rows, SharedHeads, View, shared_attention
+from chai_eval.attention.kernels import gpu
 from chai_eval.benchmark.attention import HEAD_DIM, HEADS, SCALING, TOLERANCE, uneven
 from chai_eval.benchmark.gpu_report import GpuRow, Report, captured
 from chai_eval.errors import RunError
@@ -108,18 +109,26 @@ Kernel = Callable[[Tensors], Tensor]
 
 
 def kernels(shape: Shape) -> dict[str, Kernel]:
-    """Ways to compute clustered attention here, by name."""
+    """Ways to compute clustered attention here, by name: as the package does, and each kernel for decoding."""
     found: dict[str, Kernel] = {"clustered": Tensors.clustered}
-    if shape.device.type == "cuda":
-        try:
-            from chai_eval.attention.kernels import triton_decode, triton_prefill
-        except ImportError:
-            return found
-        own = triton_prefill if shape.causal else triton_decode
-        found["clustered (triton)"] = lambda each: own.attend(
-            each.kept_query, each.kept_key, each.value, each.shared, each.view, 0
-        )
+    if shape.device.type == "cuda" and not shape.causal and gpu.compiles_for(shape.device):
+        found |= compiled()
     return found
+
+
+def compiled() -> dict[str, Kernel]:
+    """The two kernels for decoding: a program for each head, or for each cluster."""
+    from chai_eval.attention.kernels import triton_decode
+    from chai_eval.attention.kernels.triton_arguments import Columns, Heads
+
+    def of(each: Tensors) -> tuple[Tensor, Tensor, Tensor, Heads, Columns]:
+        heads = Heads(each.shared.membership.cluster, each.shared.slot)
+        return each.kept_query, each.kept_key, each.value, heads, Columns(SCALING, each.view.rows.past)
+
+    return {
+        "clustered (indirect)": lambda each: triton_decode.indirect(*of(each)),
+        "clustered (fused)": lambda each: triton_decode.fused(*of(each)),
+    }
 
 
 @torch.inference_mode()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -65,3 +69,21 @@ def test_limits_of_attention_count_heads_that_are_kept() -> None:
     plain, few = (shape.work(clusters)[0] for clusters in (32, 4))
     assert plain / few == 64 / 36
     assert plain == 2 * 2 * 64 * 128 * (100 + 1)
+
+
+# The interpreter is chosen when triton is imported, so it has a process of its own.
+INTERPRETED = """
+import torch
+from chai_eval.benchmark.gpu_attention import Shape, Tensors, compiled
+
+tensors = Tensors.of(Shape(1, 70, 2, 4, torch.float32, torch.device("cpu")))
+for kernel in compiled().values():
+    torch.testing.assert_close(kernel(tensors), tensors.expected(), atol=1e-5, rtol=1e-4)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_are_given_what_sdpa_is() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
