@@ -50,6 +50,14 @@ class Hooks:
         self.plans = plans or {}
         self.prefill = prefill
 
+    @property
+    def fixed_steps(self) -> bool:
+        """Once every row has seen its probe, a pass of one token asks the host nothing, so that it may be captured.
+
+        It is for a subclass to say so: what it computes must depend on nothing that the host keeps of a request.
+        """
+        return type(self) is Hooks and all(plan.guard is None for plan in self.plans.values())
+
     def installed(self, model: PreTrainedModel) -> AbstractContextManager[None]:
         """Whatever else the method needs in the model's modules."""
         return nullcontext()
@@ -118,6 +126,10 @@ class Composed(Hooks):
         self.by_position = any(part.by_position for part in parts)
         self.narrow = frozenset().union(*(part.narrow for part in parts))
 
+    @property
+    def fixed_steps(self) -> bool:
+        return all(part.fixed_steps for part in self.parts)
+
     @contextmanager
     def installed(self, model: PreTrainedModel) -> Iterator[None]:
         with ExitStack() as stack:
@@ -173,6 +185,7 @@ def apply(model: PreTrainedModel, hooks: Hooks, *, made_by: str = "") -> Iterato
                     module.forward = partial(_projecting, module, kind, hooks, handle)
                     stack.callback(delattr, module, "forward")
         stack.enter_context(hooks.installed(model))
+        handle.fixed_steps = hooks.fixed_steps
         yield handle
 
 

@@ -65,7 +65,7 @@ def take_over(
     without the method, or an attention mask that is not `[batch, tokens]`.
     """
     layers, stack = attention_layers(model), layer_stack(model)
-    if getattr(stack, "_chai_eval_applied", False):
+    if taken_over(model) is not None:
         raise ValueError("method: another method is applied to this model; allowed: one at a time")
     name = f"chai_eval_{id(model):x}"
     padded = partial(padded_pass, stack, len(layers), made_by, probe_tokens, own_positions)
@@ -76,7 +76,7 @@ def take_over(
         stack.register_forward_pre_hook(injection.before, with_kwargs=True),
         stack.register_forward_hook(injection.after, with_kwargs=True, always_call=True),
     ]
-    stack._chai_eval_applied = True  # type: ignore[assignment]
+    stack._chai_eval_applied = injection.handle  # type: ignore[assignment]
     try:
         yield injection.handle
     finally:
@@ -87,6 +87,11 @@ def take_over(
         _restore(injection.original)
         AttentionInterface._global_mapping.pop(name, None)
         AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+def taken_over(model: PreTrainedModel) -> Takeover | None:
+    """The hold that a method has on a model at the moment."""
+    return getattr(layer_stack(model), "_chai_eval_applied", None)
 
 
 class _Injection:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from chai_eval.attention.kernels import decode, prefill
+from chai_eval.attention.kernels import decode, gpu, prefill
 from chai_eval.attention.membership import Membership
 from chai_eval.attention.probe import probe_probabilities, repeat_heads
 from chai_eval.attention.regroup import PROBE_KEY, REGROUPED, Guard
@@ -239,7 +239,9 @@ def shared_attention(
     membership = shared.membership
     if view.choose is not None:
         view = view.choosing(query, heads_of(key, shared.slot), first)
-    if query.shape[2] <= FEW_QUERIES:
+    if gpu.takes(query, key, value, view):
+        out = gpu.attend(query, key, value, shared, view, first)
+    elif query.shape[2] <= FEW_QUERIES:
         out = decode.attend(query, key, value, shared, view, first)
     elif shared.share_value:
         alone = Membership.every_head(len(query), membership.clusters, value.device)

@@ -237,5 +237,7 @@ def _first_key(store: RowLayer | None, new: Tensor, rows: Rows) -> Tensor:
     """Each row's first key, `[rows, kv_heads, 1, head_dim]`: remembered, or of this pass where the row begins in it."""
     assert store is not None
     assert rows.past is not None
+    if store.reserved:  # every row has begun
+        return store.state[FIRST_KEY]
     begins = (rows.past == 0)[:, None, None, None]
     return torch.where(begins, new[:, :, :1], store.state[FIRST_KEY])

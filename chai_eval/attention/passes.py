@@ -94,10 +94,11 @@ class Takeover:
 
     `paths` counts how often clustered layers projected "whole" (all heads), or representatives only: "two_step" (after
     the probe of a prompt), "decode". `shapes` are those of each layer that went through the attention interface,
-    `windows` how far back it looked.
+    `windows` how far back it looked. Where it has `fixed_steps`, those of a decoding may be captured (`decode_graph`).
     """
 
     current: ForwardPass | None = None
+    fixed_steps: bool = False
     paths: Counter[str] = field(default_factory=Counter)
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, Window | None] = field(default_factory=dict)
@@ -159,13 +160,10 @@ def padded_pass(
     if cache is None:
         return ForwardPass(Rows.from_mask(mask, batch, length, device))
     stored = adopt(cache, layers, made_by, probe_tokens)
-    seen, lengths = stored[0].seen, stored[0].lengths
+    seen = stored[0].seen
     if mask is not None and mask.ndim == 2 and mask.shape[1] == seen + length:
         mask = mask[:, seen:]
-    rows = Rows.from_mask(mask, batch, length, device)
-    if lengths is not None:
-        rows = rows.after(lengths, stored[0].width, stored[0].aligned)
-    return ForwardPass(rows, stored)
+    return ForwardPass(stored[0].following(Rows.from_mask(mask, batch, length, device)), stored)
 
 
 def adopt(cache: Cache, layers: int, made_by: str, probe_tokens: int) -> list[RowLayer]:

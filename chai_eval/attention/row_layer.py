@@ -56,6 +56,8 @@ class RowLayer(CacheLayerMixin):
         What a method remembers from pass to pass.
     projections : dict of str to HeadProjection
         Of the heads that are kept, gathered once for these rows.
+    reserved : bool
+        Whoever holds the cache counts its tokens, on the device: see `reserve`.
     """
 
     is_sliding = False
@@ -79,6 +81,7 @@ class RowLayer(CacheLayerMixin):
         self.least = 0
         self.state: dict[str, Tensor] = {}
         self.projections: dict[str, HeadProjection] = {}
+        self.reserved = False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -98,20 +101,54 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
         self.seen += tokens
 
+    def following(self, rows: Rows) -> Rows:
+        """The rows of a pass that goes on from what is here; as they are where nothing is."""
+        if self.lengths is None:
+            return rows
+        if not self.reserved:
+            return rows.after(self.lengths, self.width, self.aligned)
+        assert self.keys is not None
+        room = self.keys.shape[2]
+        # All of the room counts as keys; where it is for this pass alone, none of it need be masked.
+        return rows.after(self.lengths, room - rows.length, self.aligned and room == self.width + rows.length)
+
     def append(self, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Store the tokens of a pass behind those of earlier ones; return the whole rows, where they lie.
 
         From keys and values of the pass alone, and of the heads that are kept, `[rows, kept, length, head_dim]`, to
-        `[rows, kept, width, head_dim]`.
+        `[rows, kept, width, head_dim]`; of the whole room where it is reserved.
         """
         self.keys = self._stored(self.keys, key, rows)
         self.values = self._stored(self.values, value, rows)
+        if self.reserved:
+            return self.keys, self.values
         self.lengths = rows.lengths if rows.past is None else rows.past + rows.lengths
         self.aligned = rows.aligned
-        if rows.shortest >= self.probe_tokens:
+        if self.least < self.probe_tokens <= rows.shortest:
             self.least = self.probe_tokens
         self.width = rows.key_columns(rows.length)
         return self.keys[:, :, : self.width], self.values[:, :, : self.width]
+
+    def reserve(self, tokens: int, lengths: Tensor) -> None:
+        """Make room for so many more tokens, held at one place in memory from now on; so are `lengths`, `[rows]`.
+
+        Until `release` whoever reserved it counts tokens in `lengths`, and passes have the same shapes whatever these
+        say: what the host does in one of them holds for all.
+        """
+        self.keys, self.values = (self._grown(held, self.width + tokens) for held in self.with_room())
+        self.lengths, self.reserved = lengths, True
+
+    def release(self, tokens: int) -> None:
+        """Count tokens oneself again; so many were added to every row since `reserve`."""
+        assert self.lengths is not None
+        self.lengths, self.reserved = self.lengths.clone(), False
+        self.width += tokens
+
+    def _grown(self, buffer: Tensor, room: int) -> Tensor:
+        """What is in use of a buffer, with zeros behind it."""
+        grown = buffer.new_zeros(*buffer.shape[:2], room, buffer.shape[3])
+        grown[:, :, : self.width] = buffer[:, :, : self.width]
+        return grown
 
     def with_room(self) -> tuple[Tensor, Tensor]:
         """Keys and values with the free room behind them, which holds nothing that counts: `[rows, kept, room, d]`."""
@@ -126,16 +163,11 @@ class RowLayer(CacheLayerMixin):
             buffer = buffer.clone()  # what inference mode made can't be written outside it
         needed = rows.key_columns(rows.length)
         if buffer.shape[2] < needed:
-            room = needed + min(max(needed // 16, LEAST_ROOM), MOST_ROOM)
-            grown = buffer.new_zeros(*buffer.shape[:2], room, buffer.shape[3])
-            grown[:, :, : self.width] = buffer[:, :, : self.width]
-            buffer = grown
+            buffer = self._grown(buffer, needed + min(max(needed // 16, LEAST_ROOM), MOST_ROOM))
         if rows.aligned:
             buffer[:, :, self.width : needed] = new
         else:  # rows of different length go on at different columns
-            row = torch.arange(rows.count, device=new.device)[:, None]
-            column = rows.past[:, None] + torch.arange(rows.length, device=new.device)
-            buffer[row, :, column] = new.transpose(1, 2)
+            buffer.scatter_(2, rows.columns[:, None, :, None].expand_as(new), new)
         return buffer
 
     @property

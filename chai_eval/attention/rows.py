@@ -139,6 +139,13 @@ class Rows:
         """Tokens of the shortest row, those in the cache included."""
         return int((self.lengths if self.past is None else self.past + self.lengths).min())
 
+    @cached_property
+    def columns(self) -> Tensor:
+        """The column of each token of the pass in its row, with `past`: `[rows, length]`, int64."""
+        assert self.past is not None
+        first = self.past[:, None]
+        return first if self.length == 1 else first + torch.arange(self.length, device=first.device)
+
     def gather(self, states: Tensor) -> Tensor:
         """Bring `[batch, heads, tokens, head_dim]` of the pass into rows: `[rows, heads, length, head_dim]`."""
         if self.index is None:

@@ -155,4 +155,6 @@ def heads_of(states: Tensor, heads: Tensor | None) -> Tensor:
     """Of `[rows, heads, n, head_dim]` the heads that each row names, `[rows, taken]`; all where none are named."""
     if heads is None:
         return states
+    if states.shape[2] == 1:  # a gather by elements, but of few of them, and one operation
+        return states.gather(1, heads[:, :, None, None].expand(-1, -1, 1, states.shape[3]))
     return states[torch.arange(len(states), device=states.device)[:, None], heads]

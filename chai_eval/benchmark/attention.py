@@ -110,7 +110,7 @@ def layer_tensors(shape: Shape, seed: int) -> LayerTensors:
         return whole
 
     queries, keys, room = shape.queries, shape.keys, 0 if shape.causal else ROOM
-    membership = _uneven(shape.clusters, generator, device)
+    membership = uneven(shape.clusters, generator, device)
     query, key, value = drawn(HEADS, queries), drawn(HEADS, keys), drawn(HEADS, keys, room)
     kept_key = torch.zeros(1, shape.clusters, keys + room, HEAD_DIM, dtype=dtype, device=device)
     kept_key[:, :, :keys] = key[:, membership.representative[0]]
@@ -128,7 +128,7 @@ def beyond_caches(layer: Callable[[int], Layer], keys: int, dtype: str) -> list[
     return [layer(seed) for seed in range(math.ceil(BEYOND_CACHES / nbytes))]
 
 
-def _uneven(clusters: int, generator: torch.Generator, device: torch.device) -> Membership:
+def uneven(clusters: int, generator: torch.Generator, device: torch.device) -> Membership:
     labels = torch.cat([torch.arange(clusters), torch.randint(clusters, (HEADS - clusters,), generator=generator)])
     labels = labels[torch.randperm(HEADS, generator=generator)]
     lowest = (labels[:, None] == labels[None, :]).to(torch.uint8).argmax(1)

@@ -17,6 +17,7 @@ BENCHMARKS = {
     "membership": ("membership:main", "memberships of many requests against scipy and scikit-learn"),
     "scoring": ("scoring:main", "the five tasks: our MHA against stock lm-eval, CHAI against our MHA"),
     "model": ("model:main", "TTFT, TPOT and memory of a model with random weights"),
+    "gpu": ("gpu:main", "attention and a model of LLaMA-7B's shape on a GPU, within minutes; tiny without one"),
     "all": ("all:main", "all of these, and one table"),
     "machines": ("machines:main", "what is promised, and what every machine that left records reached"),
     "fidelity": ("fidelity:main", "how far each method's predictions move, at one saving"),

@@ -38,14 +38,16 @@ class Figures:
 
     `ttft` is the time to first token, over generations, `tpot` that per output token, over tokens, in seconds. Tokens
     per second are those of the prefill, and of decoding, all requests together. `clustering_share` is that part of the
-    time to first token which goes into finding memberships. `times_as_fast_as` is by rival, then by `ttft` and `tpot`;
-    `limit` by these, and empty for a method whose saving is only simulated.
+    time to first token which goes into finding memberships. `decoding` says, on a GPU, whether steps were captured as
+    one graph, or why not. `times_as_fast_as` is by rival, then by `ttft` and `tpot`; `limit` by these, and empty for a
+    method whose saving is only simulated.
     """
 
     ttft: Quantiles | None = None
     prefill_tokens_per_second: float | None = None
     tpot: Quantiles | None = None
     tokens_per_second: float | None = None
+    decoding: str | None = None
     clustering_share: float | None = None
     times_as_fast_as: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     memory: Memory | None = None

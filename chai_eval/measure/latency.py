@@ -101,6 +101,7 @@ def summary(taken: Mapping[str, Sequence[Times]], name: str, point: Point) -> Fi
         return found
     return replace(
         found,
+        decoding=own[0].decoding,
         tpot=quantiles([seconds for each in own for seconds in each.steps]),
         tokens_per_second=point.batch * point.steps / quantiles([sum(each.steps) for each in own]).median,
     )

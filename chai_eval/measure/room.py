@@ -7,14 +7,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from chai_eval.attention.shape import attention_shape
-from chai_eval.measure.contenders import Contender
-from chai_eval.measure_settings import Point
+
+if TYPE_CHECKING:
+    from chai_eval.measure.contenders import Contender
+    from chai_eval.measure_settings import Point
 
 T = TypeVar("T")
 

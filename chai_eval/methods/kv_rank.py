@@ -142,6 +142,7 @@ class _LowRankHooks(Hooks):
     """Every layer's attention on the numbers that are kept."""
 
     by_position = True
+    fixed_steps = True
 
     def __init__(self, layers: list[LayerRanks]) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,22 @@ ABSENT = {
     "rich",
     "psutil",
     "datasets",
+    "triton",
 }
+
+GPU = """
+import sys
+from importlib.machinery import PathFinder
+
+absent = {absent}
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(
+    lambda cls, name, path=None, target=None: None if name.partition(".")[0] in absent else find(name, path, target)
+)
+from chai_eval.benchmark.command import main
+
+assert main(["gpu", "--tiny", "--out", sys.argv[1]]) == 0
+"""
 
 
 def test_measuring_needs_neither_lm_eval_nor_hydra_nor_anything_for_reports(tmp_path: Path) -> None:
@@ -57,3 +73,22 @@ def test_measuring_needs_neither_lm_eval_nor_hydra_nor_anything_for_reports(tmp_
     assert done.returncode == 0, done.stderr
     assert "| chai " in done.stdout
     assert "| decode attention " in done.stdout
+
+
+def test_the_gpu_script_needs_torch_and_transformers_alone_and_runs_tiny_without_a_gpu(tmp_path: Path) -> None:
+    absent = ABSENT | {"pydantic", "accelerate", "sentencepiece", "jinja2", "PIL", "gguf", "kneed"}
+    done = subprocess.run(
+        [sys.executable, "-c", GPU.format(absent=absent), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    found = {(row["what"], row["contender"]) for row in record["rows"]}
+    contenders = ("mha (sdpa)", "chai, published counts", "chai, 8 → 4", "kv_rank, 8 → 6")
+    assert {(what, each) for what in ("TTFT", "TPOT") for each in contenders} <= found
+    assert {(f"{kind} attention", each) for kind in ("decode", "prefill") for each in ("sdpa", "clustered")} <= found
+    assert record["left_out"] == []
+    assert all(row["share"] == row["limit"] / row["median"] for row in record["rows"])

@@ -13,7 +13,7 @@ from chai_eval.measure import latency
 from chai_eval.measure.ceiling import Ceiling
 from chai_eval.measure.contenders import Contender, contender
 from chai_eval.measure.figures import Measured
-from chai_eval.measure.generation import Generation, prompt, timed
+from chai_eval.measure.generation import Generation, prepared, prompt, timed
 from chai_eval.measure.grid import measure
 from chai_eval.measure.room import OutOfMemory
 from chai_eval.measure_settings import MeasureSettings, Point
@@ -46,6 +46,29 @@ def test_a_generation_is_timed_token_by_token() -> None:
     times = timed(model, prompt(model, Point(12, 2, 4), 0), 3, TickingClock())
     assert times.prefill == 1.0
     assert times.steps == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("build", [llama, opt])
+@pytest.mark.parametrize("rival", ["sdpa", "eager", "rows", None])
+@torch.inference_mode()
+def test_steps_that_are_to_be_captured_give_the_same_tokens_and_say_how_they_were_run(
+    build: Any, rival: str | None
+) -> None:
+    model = build()
+    contender = chai() if rival is None else Contender("mha", rival)
+    tokens = prompt(model, Point(12, 2, 6), 0)
+    with contender.applied(model):
+        plain, other = Generation(model, tokens), Generation(model, tokens)
+        for _ in range(6):
+            plain.forward()
+        other.forward()
+        with prepared(other, 5, capture=True) as (step, decoding):
+            for expected in plain.new[1:]:
+                step()
+                last = other.new[-1] if rival == "eager" else step.__self__.token  # type: ignore[attr-defined]
+                assert torch.equal(last, expected)
+    own = "the model's own attention is eager" if rival == "eager" else "cpu has no graphs"
+    assert decoding == f"not captured: {own}"
 
 
 @pytest.mark.parametrize("build", [llama, opt])
