@@ -1,6 +1,6 @@
 """Kernels run by triton's interpreter, or compiled for a GPU that is not here, each in a process of its own.
 
-Triton reads `TRITON_INTERPRET` as it is imported, for good: no other test must see it, or find triton imported.
+Triton reads `TRITON_INTERPRET` as it is imported, for good: no other test must see it.
 """
 
 from __future__ import annotations

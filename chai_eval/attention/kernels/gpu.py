@@ -49,10 +49,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
 
 @cache
 def compiles_for(device: torch.device) -> bool:
-    """Whether triton is here and a GPU is one that it compiles these kernels for (compute capability 8 or above)."""
+    """Whether triton is here, and the GPU one that kernels are made for: NVIDIA's, of compute capability 8 or above."""
     try:
         import triton  # noqa: F401
     except ImportError:
         log.warning("triton: not installed; attention on %s is computed by PyTorch's operations", device)
         return False
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -55,7 +55,9 @@ def fused(
     assert heads.cluster is not None
     rows, clusters, count = query.shape[0], query.shape[1], heads.cluster.shape[1]
     # Clusters are uneven: twice the mean leaves few of them to be read twice.
-    most = MOST_MEMBERS if query.shape[2] == 1 else MOST_MEMBERS // 2
+    width = triton.next_power_of_2(value.shape[3])
+    fit = BYTES_AT_ONCE // (_fewest_keys(query) * width * value.element_size())
+    most = min(MOST_MEMBERS if query.shape[2] == 1 else MOST_MEMBERS // 2, max(fit, 1))
     members = min(triton.next_power_of_2(triton.cdiv(2 * count, clusters)), most)
     programs = rows * max(clusters, triton.cdiv(count, members))
     return launch(query, key, value, heads, columns, tuning or tuned(query, value, programs, members))
@@ -66,13 +68,17 @@ def tuned(query: Tensor, value: Tensor, programs: int, members: int) -> Tuning:
 
     Every program has its share of a row's own keys, so that a row far shorter than the room of its cache is split too.
     """
-    wide = members * value.shape[3]
+    wide = members * triton.next_power_of_2(value.shape[3])
     matrices = query.shape[2] > 1
     # Values that are loaded at once take up to 32 KiB, twice or three times, of what a multiprocessor has.
-    keys = max(min(BYTES_AT_ONCE // (wide * value.element_size()), 32), 16 if matrices else 8)
-    keys = 1 << (keys.bit_length() - 1)
+    keys = max(min(BYTES_AT_ONCE // (wide * value.element_size()), 32), _fewest_keys(query))
     stages = 2 if keys * wide * value.element_size() > BYTES_AT_ONCE // 2 else 3
     wanted = triton.cdiv(PROGRAMS_EACH * multiprocessors(query.device), programs)
     splits = max(min(wanted, triton.cdiv(value.shape[2], keys), MOST_SPLITS), 1)
     queries = max(triton.next_power_of_2(query.shape[2]), 16) if matrices else 1
     return Tuning(members, queries, keys, splits, matrices, warps=8 if wide > 256 else 4, stages=stages)
+
+
+def _fewest_keys(query: Tensor) -> int:
+    """Keys that a program takes at a time at least: 16 for matrix units, which several queries go through."""
+    return 16 if query.shape[2] > 1 else 8

@@ -129,8 +129,8 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have on a multiprocessor; 0 on a processor."""
-    return _properties(device)["max_shared_mem"] if device.type == "cuda" else 0
+    """Bytes that a program may have on a multiprocessor; on a processor those of a small GPU."""
+    return _properties(device)["max_shared_mem"] if device.type == "cuda" else 99 << 10
 
 
 @cache

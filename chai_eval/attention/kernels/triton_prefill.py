@@ -41,11 +41,14 @@ def tuned(query: Tensor, value: Tensor, heads: Heads) -> Tuning:
     width = triton.next_power_of_2(value.shape[3])
     if value.dtype == torch.float32:  # no matrix units: what is held at once has to be small
         return Tuning(1, queries=32, keys=32, warps=8)
-    roomy = shared_memory(value.device) > 200 << 10
+    shared = shared_memory(value.device)
     members = 1
     if heads.cluster is not None:
         mean = triton.cdiv(heads.cluster.shape[1], query.shape[1])
         members = max(min(triton.next_power_of_2(mean), WIDEST // width), 1)
-    if members * width <= 128:
-        return Tuning(members, queries=128, keys=64, warps=8, stages=3 if roomy else 2)
-    return Tuning(members, queries=64, keys=64 if roomy else 32, warps=8)
+    queries, keys, stages = (128, 64, 3) if members * width <= 128 else (64, 64, 2)
+    # Queries stay; keys and values of each stage lie beside them, in numbers of two bytes.
+    of_query = triton.next_power_of_2(query.shape[3])
+    while keys > 16 and 2 * (queries * of_query + stages * keys * (of_query + members * width)) > shared:
+        keys //= 2
+    return Tuning(members, queries, keys, warps=8, stages=stages)
