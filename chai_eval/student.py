@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from statsmodels.stats.weightstats import DescrStatsW
 
 
 def student_interval(values: ArrayLike, *, level: float = 0.95, unknown: float = math.nan) -> tuple[float, float]:
@@ -19,5 +18,8 @@ def student_interval(values: ArrayLike, *, level: float = 0.95, unknown: float =
     given = np.asarray(values, dtype=float)
     if given.size < 2 or not np.isfinite(given).all() or np.ptp(given) == 0:
         return -unknown, unknown
+    # Imported where an interval is made: half a second, which tables without one need not pay.
+    from statsmodels.stats.weightstats import DescrStatsW
+
     low, high = DescrStatsW(given).tconfint_mean(alpha=1 - level)
     return float(low), float(high)

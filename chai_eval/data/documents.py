@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ SPLITS = dict.fromkeys(N_DOCUMENTS, "validation") | {"arc_easy": "test", "arc_ch
 SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
-def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict[str, datasets.Dataset]:
+def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict[str, datasets.Dataset | HellaSwag]:
     """The split of one of the five tasks that lm-eval scores, in the hub's order: `custom_dataset` in tasks/ calls it.
 
     `data_dir` has `<task>.parquet`, `.jsonl` or `.json` in the hub's columns; None reads the fetched assets.
@@ -45,7 +45,48 @@ def local_documents(*, task: str, data_dir: str | None = None, **_: Any) -> dict
     table = _read_own(task, Path(data_dir)) if data_dir else pq.read_table(fetch(DOCUMENTS) / f"{task}.parquet")
     # In memory: reading through `datasets.load_dataset` would leave a second copy in the Hugging Face cache.
     documents = datasets.Dataset(datasets.table.InMemoryTable(table))
-    return {SPLITS[task]: _with_hellaswag_query(documents) if task == "hellaswag" else documents}
+    return {SPLITS[task]: HellaSwag(documents) if task == "hellaswag" else documents}
+
+
+class HellaSwag(Sequence[dict[str, Any]]):
+    """HellaSwag's documents with the query, the choices and the answer of lm-eval's own `process_docs`.
+
+    As the dataset that it makes, but in blocks, each prepared when one of its documents is asked for.
+    """
+
+    BLOCK = 512
+
+    def __init__(self, documents: datasets.Dataset) -> None:
+        self._raw = documents
+        self._blocks: dict[int, datasets.Dataset] = {}
+
+    @property
+    def features(self) -> datasets.Features:
+        """Types of the columns."""
+        return self._block(0).features
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(-(-len(self) // self.BLOCK)):
+            yield from self._block(number)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A document, or of all of them what a dataset gives for the key: a column, or columns of some documents."""
+        import datasets
+
+        if isinstance(key, int):
+            number, inside = divmod(range(len(self))[key], self.BLOCK)
+            return self._block(number)[inside]
+        return datasets.concatenate_datasets([self._block(at) for at in range(-(-len(self) // self.BLOCK))])[key]
+
+    def _block(self, number: int) -> datasets.Dataset:
+        if number not in self._blocks:
+            first = number * self.BLOCK
+            rows = range(first, min(first + self.BLOCK, len(self)))
+            self._blocks[number] = _with_hellaswag_query(self._raw.select(rows))
+        return self._blocks[number]
 
 
 def _with_hellaswag_query(documents: datasets.Dataset) -> datasets.Dataset:

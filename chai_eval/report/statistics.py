@@ -1,4 +1,7 @@
-"""Differences of scores on the same documents, with intervals that are honest for few differing documents."""
+"""Differences of scores on the same documents, with intervals that are honest for few differing documents.
+
+scipy and statsmodels, which take half a second to import, are imported where there is a difference to test.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import bootstrap, norm
-from statsmodels.stats.contingency_tables import mcnemar
 
 from chai_eval.student import student_interval
 
@@ -91,6 +92,8 @@ def exact_mcnemar(baseline: ArrayLike, method: ArrayLike) -> float | None:
     if not (_binary(first) and _binary(second)):
         return None
     table = [[int(((first == before) & (second == after)).sum()) for after in (1, 0)] for before in (1, 0)]
+    from statsmodels.stats.contingency_tables import mcnemar
+
     return float(mcnemar(table, exact=True).pvalue)
 
 
@@ -133,6 +136,8 @@ def bootstrap_difference(
     points, n = 100 * float(difference(*parts, axis=-1)), parts[0].size
     if n < 2 or np.array_equal(parts[0], parts[2]):
         return Difference(points, math.nan, math.nan)
+    from scipy.stats import bootstrap
+
     interval = bootstrap(
         parts,
         difference,
@@ -153,5 +158,7 @@ def _binary(scores: NDArray[np.float64]) -> bool:
 
 def _bonett_price(*, gained: int, lost: int, n: int, level: float) -> tuple[float, float]:
     up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    from scipy.stats import norm
+
     half = float(norm.ppf((1 + level) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     return max(-1.0, up - down - half), min(1.0, up - down + half)

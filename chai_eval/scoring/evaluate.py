@@ -1,4 +1,4 @@
-"""Score one task under one method through lm-eval's `simple_evaluate`."""
+"""Score one task under one method through lm-eval's `evaluate`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from lm_eval import simple_evaluate
+from lm_eval import evaluate
 from lm_eval.api.task import Task
-from lm_eval.tasks import TaskManager
+from transformers import set_seed
 
 from chai_eval.errors import RunError
 from chai_eval.methods.base import Method
@@ -23,7 +23,6 @@ from chai_eval.store.journal import Journal
 
 # Resamplings for the standard errors that have no formula (perplexity and the like); means have one.
 BOOTSTRAP_ITERATIONS = 1000
-SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def score(
         )
         results = _evaluated(lm, prepared)
     if not runner.ranks.first:
-        return None  # nor has lm-eval given any results: it looks at the launcher's LOCAL_RANK
+        return None
     return Scores(
         _samples(prepared.task, results["samples"][task]),
         _metrics(task, results["results"][task]),
@@ -76,19 +75,21 @@ def score(
 
 
 def _evaluated(lm: PackedLM, prepared: PreparedTask) -> dict[str, Any]:
-    """What lm-eval makes of a task's requests, which `lm` scores."""
+    """What lm-eval makes of a task's requests, which `lm` scores.
+
+    As its `simple_evaluate` does it, without a report of the environment, which takes seconds and is in no record.
+    """
+    set_seed(prepared.seed)
+    prepared.task.set_fewshot_seed(prepared.seed)
     with sandboxed_templates():
-        results: dict[str, Any] = simple_evaluate(
-            model=lm,
-            tasks=[prepared.task],
-            # The default one reads all of lm-eval's task files, which takes longer than many a task.
-            task_manager=TaskManager(include_defaults=False),
+        results: dict[str, Any] = evaluate(
+            lm,
+            {"tasks": {prepared.task_name: prepared.task}, "groups": {}, "group_map": {}},
             limit=prepared.limit,
             bootstrap_iters=BOOTSTRAP_ITERATIONS,
             system_instruction=prepared.prompts.system_instruction,
             apply_chat_template=prepared.chat_template is not None,
             fewshot_as_multiturn=prepared.prompts.multiturn,
-            **dict.fromkeys(SEEDS, prepared.seed),
         )
     return results
 

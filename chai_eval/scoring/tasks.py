@@ -134,12 +134,10 @@ def _stock_tasks() -> TaskManager:
 
 
 def _from_files(name: str, metadata: dict[str, Any] | None) -> Task:
-    from lm_eval.tasks import TaskManager
+    from chai_eval.scoring.local_task import LocalTask
 
-    # lm-eval hands metadata to `custom_dataset`, here and for `lm_eval --include_path tasks --metadata ...` alike.
-    manager = TaskManager(include_path=str(tasks_dir()), include_defaults=False, metadata=metadata)
     with _without_kwargs_advice():
-        return _portable(manager.load(name)["tasks"][name])
+        return _portable(LocalTask.of(tasks_dir() / f"{name}.yaml", metadata or {}))
 
 
 def _from_hub(name: str) -> Task:

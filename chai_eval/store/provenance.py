@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ PACKAGES = ("torch", "transformers", "lm-eval", "pandas", "numpy", "datasets", "
 def versions() -> dict[str, str]:
     """Versions of Python, of this package, and of the packages that numbers depend on."""
     found = {"python": platform.python_version(), "chai-eval": chai_eval.__version__}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    return found | {package: _installed(package) for package in PACKAGES}
+
+
+@lru_cache
+def _installed(package: str) -> str:
+    """Version of a package: read once, as this process has imported it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def git_revision(package: Path | None = None) -> dict[str, Any] | None:
