@@ -5,11 +5,13 @@ Given a folder, and the settings of a run that goes first.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import PrefixStore, TCPStore
 from torch.nn.functional import embedding, linear
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -108,7 +110,10 @@ if __name__ == "__main__":
     folder, arguments = Path(sys.argv[1]), sys.argv[2:]
     if arguments and (status := main(arguments)):
         sys.exit(status)
-    torch.distributed.init_process_group("gloo")
+    # Under a name of its own: a group that is made again finds what the run's group has left with torchrun.
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.distributed.init_process_group("gloo", store=PrefixStore("again", store), rank=rank, world_size=size)
     found = said(load_split(folder / "model", tensor_parallel=True))
-    torch.save(found, folder / f"rank-{torch.distributed.get_rank()}.pt")
+    torch.save(found, folder / f"rank-{rank}.pt")
     torch.distributed.destroy_process_group()

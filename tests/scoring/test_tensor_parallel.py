@@ -27,7 +27,9 @@ def test_two_processes_say_what_one_says_with_clusters_of_each_half(
     ]  # fmt: skip
     in_two = [*asked, "model.tensor_parallel=true", f"results_dir={tmp_path / 'two'}"]
     script = ["-m", "tests.scoring.split_model", str(tmp_path), *in_two]
-    split = subprocess.run([*TORCHRUN, *script], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, check=False)
+    split = subprocess.run(
+        [*TORCHRUN, *script], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, check=False, timeout=300
+    )
     assert split.returncode == 0, split.stderr
     assert main([*asked, "method.tensor_parallel=2", f"results_dir={tmp_path / 'one'}"]) == 0
 
