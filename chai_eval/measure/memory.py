@@ -204,7 +204,7 @@ def formula_bytes(layer: RowLayer, footprint: LayerFootprint, shape: AttentionSh
         return int(int(layer.lengths.sum()) * each) + besides
     read = layer.membership.representative // (shape.heads // shape.kv_heads)
     distinct = [len(set(row)) for row in read.tolist()]
-    shared = footprint.values < shape.kv_heads
+    shared = footprint.outputs < shape.heads  # values are, too
     heads = sum(
         length * (keys + (keys if shared else footprint.values))
         for length, keys in zip(layer.lengths.tolist(), distinct, strict=True)

@@ -58,6 +58,13 @@ def test_members_that_share_values_keep_as_few_of_them() -> None:
     assert found.formula_bytes == found.allocated_bytes == 100 * HEAD_DIM * 4 * (16 + 6 + 6)
 
 
+def test_shared_values_of_grouped_heads_are_those_of_the_key_heads_that_are_read() -> None:
+    method = contender(build_method("v_reuse", clusters=[[2, 3]]))
+    found = prefill_cache(MODELS["llama_gqa"](), method, Point(100, 1, 1))
+    assert found.formula_bytes == found.allocated_bytes
+    assert found.formula_bytes < found.full_bytes  # both representatives of a layer read one key head
+
+
 def test_keys_in_few_bits_take_the_bytes_of_their_numbers_and_scales() -> None:
     found = prefill_cache(llama(), contender(build_method("key_int8", bits=4)), Point(100, 2, 1))
     assert found.formula_bytes == 200 * LAYERS * HEADS * (HEAD_DIM // 2 + 2 + HEAD_DIM * 4)
