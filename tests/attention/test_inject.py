@@ -122,7 +122,7 @@ def test_a_model_with_its_own_attention_code_is_refused_by_name() -> None:
 def test_a_model_that_caps_its_scores_is_refused_by_name() -> None:
     config = Gemma2Config(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=8, attn_logit_softcapping=5.0,
+        num_key_value_heads=4, head_dim=8, attn_logit_softcapping=5.0, sliding_window=16,
     )  # fmt: skip
     with pytest.raises(SettingError, match="gemma2.*soft-capped"):
         build_method("chai", clusters=[2, 2]).check(Gemma2ForCausalLM(config).eval())
