@@ -6,7 +6,7 @@ launch. For that nothing may depend on what the host knows: room is made ahead, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -98,16 +98,16 @@ class DecodingSteps:
 
     def capture(self) -> None:
         """Capture the step as a CUDA graph; RuntimeError where something in it can't be captured."""
-        waiting = torch.cuda.Stream(self.token.device)
-        waiting.wait_stream(torch.cuda.current_stream(self.token.device))
-        with torch.cuda.stream(waiting):
+
+        def warm_up() -> None:
             for _ in range(WARM_UP):
                 self._to_no_effect()
-        torch.cuda.current_stream(self.token.device).wait_stream(waiting)
-        graph = torch.cuda.CUDAGraph()
-        before = self._counted()
-        with torch.cuda.graph(graph):
+
+        def step() -> None:
             self.logits = self._step()
+
+        before = self._counted()
+        graph = captured_graph(step, self.token.device, warm_up=warm_up)
         self._count(before)
         self.graph = graph
 
@@ -143,6 +143,21 @@ class DecodingSteps:
             each.copy_(value)
         for layer in self.layers:
             layer.seen = self.seen
+
+
+def captured_graph(
+    work: Callable[[], object], device: torch.device, *, warm_up: Callable[[], object]
+) -> torch.cuda.CUDAGraph:
+    """Some work as a CUDA graph, after a `warm_up` beside the stream; RuntimeError where it can't be captured."""
+    beside = torch.cuda.Stream(device)
+    beside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(beside):
+        warm_up()
+    torch.cuda.current_stream(device).wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
 
 
 @contextmanager

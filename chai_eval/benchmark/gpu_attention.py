@@ -13,13 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chai_eval.attention import Membership, Rows, SharedHeads, View, shared_attention
 from chai_eval.attention.kernels import gpu
-from chai_eval.benchmark.attention import HEAD_DIM, HEADS, SCALING, TOLERANCE, uneven
+from chai_eval.benchmark.attention import BEYOND_CACHES, HEAD_DIM, HEADS, SCALING, TOLERANCE, uneven
 from chai_eval.benchmark.gpu_report import GpuRow, Report, captured
 from chai_eval.errors import RunError
 from chai_eval.measure.clock import clock_for, in_turn, seconds_of, undisturbed
-
-# Bytes that no second-level cache holds.
-BEYOND_CACHES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -122,8 +119,7 @@ def compiled() -> dict[str, Kernel]:
     from chai_eval.attention.kernels.triton_arguments import Columns, Heads
 
     def of(each: Tensors) -> tuple[Tensor, Tensor, Tensor, Heads, Columns]:
-        heads = Heads(each.shared.membership.cluster, each.shared.slot)
-        return each.kept_query, each.kept_key, each.value, heads, Columns(SCALING, each.view.rows.past)
+        return each.kept_query, each.kept_key, each.value, Heads.of(each.shared), Columns.of(each.view, 0)
 
     return {
         "clustered (indirect)": lambda each: triton_decode.indirect(*of(each)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -30,10 +31,9 @@ from chai_eval.attention.shape import attention_shape
 from chai_eval.benchmark.gpu_report import GpuRow, Report
 from chai_eval.measure.clock import clock_for, in_turn, seconds_of, undisturbed
 from chai_eval.measure.generation import Generation
+from chai_eval.resources import paper_dir
 
 PROBE = 5
-# The paper's counts of LLaMA-7B: all heads in the first layers, 4 clusters in the others.
-WHOLE_LAYERS = 18
 FEW = 4
 
 
@@ -93,7 +93,10 @@ def rivals(model: PreTrainedModel) -> list[Rival]:
     """Plain attention, CHAI at the published counts and with 4 clusters everywhere, and keys and values of low rank."""
     shape = attention_shape(model)
     heads, layers = shape.heads, shape.layers
-    published = [heads if layer < WHOLE_LAYERS * layers // 32 else FEW for layer in range(layers)]
+    known = json.loads((paper_dir() / "cluster_counts.json").read_text(encoding="utf-8"))["llama7b"]
+    # All heads in its first layers, few clusters in the others; of a tiny model in as many for its size.
+    (_, whole), (few, _) = known["runs"]
+    published = [heads if layer < whole * layers // known["layers"] else few for layer in range(layers)]
     rank = 3 * shape.head_dim // 4
     dtype, device = model.dtype, model.device
     axes = torch.eye(shape.head_dim, dtype=dtype, device=device)[:rank].expand(shape.kv_heads, -1, -1).contiguous()

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
+from chai_eval.attention.decode_graph import captured_graph
 from chai_eval.benchmark.records import provenance
 from chai_eval.checksum import write_document
 from chai_eval.markdown import table
-from chai_eval.measure.clock import clock_for, seconds_of
+from chai_eval.measure.ceiling import measure_ceiling
 from chai_eval.measure.room import NO_MEMORY
 from chai_eval.measure.statistics import quantiles
-
-TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -123,20 +122,12 @@ class Report:
         return table([row.cells() for row in self.rows], left=3) + said
 
 
-@torch.inference_mode()
 def measured(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Machine:
-    """Copy a large tensor, and multiply large matrices: the best of some tries."""
+    """What the device reaches in a large copy and in a product of large matrices."""
     nbytes, side = (1 << 22, 128) if tiny else (1 << 31, 8192)
-    clock, source = clock_for(device), torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    target, matrix = torch.empty_like(source), torch.randn(side, side, device=device).to(dtype)
-
-    def best(work: Callable[[], object]) -> float:
-        work()
-        return min(seconds_of(clock, work) for _ in range(TRIES))
-
-    copying, multiplying = best(lambda: target.copy_(source)), best(lambda: torch.mm(matrix, matrix))
+    found = measure_ceiling(device, dtype, nbytes=nbytes, side=side)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return Machine(name, 2 * nbytes / copying, 2 * side**3 / multiplying)
+    return Machine(name, found.copy_bytes_per_second, found.flops_per_second)
 
 
 def captured(work: Callable[[], object], device: torch.device) -> tuple[Callable[[], object], bool]:
@@ -145,15 +136,7 @@ def captured(work: Callable[[], object], device: torch.device) -> tuple[Callable
     if device.type != "cuda":
         return work, False
     try:
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            work()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
+        return captured_graph(work, device, warm_up=work).replay, True
     except RuntimeError:
         torch.cuda.synchronize(device)
         return work, False
-    return graph.replay, True

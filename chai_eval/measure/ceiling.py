@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from chai_eval.measure.clock import Clock, clock_for, seconds_of
 from chai_eval.measure.room import free_bytes
-from chai_eval.measure.work import Work
+
+if TYPE_CHECKING:
+    from chai_eval.measure.work import Work
 
 # Large enough that no processor keeps it in its caches; GPUs need more before they reach full speed.
 CPU_BYTES, DEVICE_BYTES = 1 << 28, 1 << 31

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CODE = """
+BARE = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -16,6 +16,9 @@ find = PathFinder.find_spec
 PathFinder.find_spec = classmethod(
     lambda cls, name, path=None, target=None: None if name.partition(".")[0] in absent else find(name, path, target)
 )
+"""
+
+MEASURE = """
 from chai_eval import build_method, load_model
 from chai_eval.benchmark.command import main
 from chai_eval.measure.contenders import contender
@@ -29,7 +32,7 @@ settings = MeasureSettings(lengths=(20,), new_tokens=(3,), repetitions=1, warmup
 print(tables(measure(model, [chai], settings).record))
 for name, option in (("decode", "--keys"), ("prefill", "--queries")):
     assert main([name, option, "40", "--dtypes", "float32", "--repetitions", "1", "--out", sys.argv[1]]) == 0
-assert not absent & {{name.partition(".")[0] for name in sys.modules}}
+assert not absent & {name.partition(".")[0] for name in sys.modules}
 """
 
 ABSENT = {
@@ -48,43 +51,34 @@ ABSENT = {
 }
 
 GPU = """
-import sys
-from importlib.machinery import PathFinder
-
-absent = {absent}
-find = PathFinder.find_spec
-PathFinder.find_spec = classmethod(
-    lambda cls, name, path=None, target=None: None if name.partition(".")[0] in absent else find(name, path, target)
-)
 from chai_eval.benchmark.command import main
 
 assert main(["gpu", "--tiny", "--out", sys.argv[1]]) == 0
 """
 
 
-def test_measuring_needs_neither_lm_eval_nor_hydra_nor_anything_for_reports(tmp_path: Path) -> None:
+def run_without(absent: set[str], code: str, out: Path) -> str:
+    """What some code prints, given a folder, where packages can't be found."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE.format(absent=ABSENT), str(tmp_path)],
+        [sys.executable, "-c", BARE.format(absent=absent) + code, str(out)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "| chai " in done.stdout
-    assert "| decode attention " in done.stdout
+    return done.stdout
+
+
+def test_measuring_needs_neither_lm_eval_nor_hydra_nor_anything_for_reports(tmp_path: Path) -> None:
+    said = run_without(ABSENT, MEASURE, tmp_path)
+    assert "| chai " in said
+    assert "| decode attention " in said
 
 
 def test_the_gpu_script_needs_torch_and_transformers_alone_and_runs_tiny_without_a_gpu(tmp_path: Path) -> None:
     absent = ABSENT | {"pydantic", "accelerate", "sentencepiece", "jinja2", "PIL", "gguf", "kneed"}
-    done = subprocess.run(
-        [sys.executable, "-c", GPU.format(absent=absent), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_without(absent, GPU, tmp_path)
     record = json.loads((tmp_path / "gpu.json").read_text())
     found = {(row["what"], row["contender"]) for row in record["rows"]}
     contenders = ("mha (sdpa)", "chai, published counts", "chai, 8 → 4", "kv_rank, 8 → 6")

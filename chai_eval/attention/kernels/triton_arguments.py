@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from chai_eval.attention.masks import Window
+from chai_eval.attention.sharing import SharedHeads
+from chai_eval.attention.view import View
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Heads:
     slot: Tensor | None = None
     value: Tensor | None = None
     pages: Tensor | None = None
+
+    @classmethod
+    def of(cls, shared: SharedHeads) -> Heads:
+        """Those of a layer; of the representatives alone, where members share their values too."""
+        if shared.share_value:
+            return cls(slot=shared.slot, value=shared.slot)
+        return cls(shared.membership.cluster, shared.slot)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,11 @@ class Columns:
     first: int = 0
     window: Window | None = None
     first_score: Tensor | None = None
+
+    @classmethod
+    def of(cls, view: View, first: int) -> Columns:
+        """What queries in columns `first` and after see."""
+        return cls(view.scaling, view.rows.past, first, view.binding)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
 
     Parameters, results and their shapes are those of `decode.attend`.
     """
-    columns = Columns(view.scaling, view.rows.past, first, view.binding)
-    if shared.share_value:
-        return indirect(query, key, value, Heads(slot=shared.slot, value=shared.slot), columns)
-    heads = Heads(shared.membership.cluster, shared.slot)
-    several = shared.membership.cluster.shape[1] >= 2 * query.shape[1]
-    return (fused if several else indirect)(query, key, value, heads, columns)
+    heads = Heads.of(shared)
+    several = heads.cluster is not None and heads.cluster.shape[1] >= 2 * query.shape[1]
+    return (fused if several else indirect)(query, key, value, heads, Columns.of(view, first))
 
 
 def indirect(

@@ -20,10 +20,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shared: SharedHeads, view:
 
     Parameters, results and their shapes are those of `decode.attend`.
     """
-    columns = Columns(view.scaling, view.rows.past, first, view.binding)
-    if shared.share_value:
-        return prompt(query, key, value, Heads(slot=shared.slot, value=shared.slot), columns)
-    return prompt(query, key, value, Heads(shared.membership.cluster, shared.slot), columns)
+    return prompt(query, key, value, Heads.of(shared), Columns.of(view, first))
 
 
 def prompt(
